@@ -1,0 +1,96 @@
+"""The interface of every exchange. Keys are paths like `calls/s000012.generate.0/samples.0003`.
+
+Guarantees, the same for every backend (tests/exchange/conformance.py):
+- A reader never sees half a value: a put is atomic.
+- `put_if_absent` has exactly one winner, whatever the number of writers.
+- A value that was truncated or altered is refused with its key (`Corrupt`), never returned.
+- A value outlives its writer; it is gone after its lifetime, or when it is deleted, whichever is first.
+
+All methods are synchronous and may be called from several threads; the orchestrator calls them in worker threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import xxhash
+
+from functions.wire import Ref
+
+Buffer = bytes | bytearray | memoryview
+
+
+class ExchangeError(Exception):
+    """Something went wrong with the exchange; the message names the key and what would help."""
+
+
+class NotFound(ExchangeError):
+    """No value lies under that key (never written, deleted, or past its lifetime)."""
+
+
+class Corrupt(ExchangeError):
+    """A value's bytes are not those that were written."""
+
+
+class Unavailable(ExchangeError):
+    """The store does not answer, or has no room: retrying may help. The value was not written."""
+
+
+class Unsuitable(ExchangeError):
+    """The store lacks a guarantee that the exchange needs (for example, it ignores conditional puts)."""
+
+
+class Exchange(Protocol):
+    """Six methods. Every one raises `Unavailable` when the store is away."""
+
+    @property
+    def durable(self) -> Exchange:
+        """The part of this exchange that survives the loss of every cache: the journal and weights go there."""
+        ...
+
+    def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
+        """Writes (replaces) the value; a sequence of buffers is written as their concatenation, without a copy."""
+        ...
+
+    def put_if_absent(
+        self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None
+    ) -> Ref | None:
+        """Writes the value if there is none under `key`; None (and nothing written) if there is one."""
+        ...
+
+    def get(self, key: str | Ref, *, start: int = 0, length: int | None = None) -> bytes:
+        """The value, or `length` bytes of it from `start`. Raises NotFound, Corrupt.
+
+        A whole read is checked against the checksum stored with the value, and against the Ref where one is given;
+        a range read checks size and bounds only (ValueError outside them): its reader checks hashes of its own.
+        """
+        ...
+
+    def list(self, prefix: str) -> list[str]:
+        """All keys that begin with `prefix`, sorted."""
+        ...
+
+    def wait(self, key: str, timeout_s: float) -> bool:
+        """True as soon as there is a value under `key`; False after `timeout_s`. Timeout 0 looks once."""
+        ...
+
+    def delete(self, prefix: str) -> int:
+        """Deletes all keys that begin with `prefix`; how many there were."""
+        ...
+
+
+def checksum(*buffers: Buffer) -> str:
+    """xxh3-128 of the buffers' concatenation, in hexadecimal."""
+    digest = xxhash.xxh3_128()
+    for buffer in buffers:
+        digest.update(buffer)
+    return digest.hexdigest()
+
+
+def check_key(key: str) -> str:
+    """`key` if it can be one on every backend, else ValueError: relative, no `..`, no empty part, no odd character."""
+    parts = key.split("/")
+    if any(part in ("", ".", "..") for part in parts) or not all(c.isalnum() or c in "._-/" for c in key):
+        raise ValueError(f"not an exchange key: {key!r} (letters, digits, '.', '_', '-' in parts divided by '/')")
+    return key

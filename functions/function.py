@@ -1,0 +1,73 @@
+"""What a function is to the server that runs it: a plain object that knows no HTTP.
+
+    server.py  --call(Call, Context)-->  GenerateFunction | RewardFunction | ReferenceFunction | TrainFunction
+               <--- Event, Event ... ---  (a generator, run in one worker thread; `done` is its last event)
+
+The server adds what every function needs: `started`, the heartbeat, deadlines, idempotency, drain, and the translation
+of exceptions into `error` events.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from functions.exchange.base import Exchange
+from functions.wire import Call, Event
+
+
+class FatalError(Exception):
+    """The call can never succeed (bad input, a non-finite loss, a scorer that raised): retrying is useless.
+
+    The message is one line: what is wrong, where, and what would be right.
+    """
+
+
+class RetryableError(Exception):
+    """The call may succeed when it is repeated, here or on another replica."""
+
+
+class Cancelled(Exception):
+    """The caller has gone, the deadline has passed, or the replica drains: the call ends now."""
+
+
+@dataclass
+class Context:
+    """What a call can ask of its surroundings while it runs.
+
+    Long work looks at `check()` at least once a second, and at `cut_requested()` where it can be cut.
+    """
+
+    exchange: Exchange
+    scratch: str
+    """A directory of this replica's own, gone when the replica goes."""
+    prior: Iterator[Event] = field(default_factory=lambda: iter(()))
+    """The `samples` events that earlier attempts at this call got done, in order: take up what is missing."""
+    cut: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    progress: Callable[[Mapping[str, Any]], None] = lambda _data: None
+    """Sets the data that the next heartbeats carry."""
+
+    def cut_requested(self) -> bool:
+        return self.cut.is_set()
+
+    def check(self) -> None:
+        """Raises Cancelled when the call should end."""
+        if self.cancelled.is_set():
+            raise Cancelled
+
+
+class Function(Protocol):
+    """One kind of stage. A replica holds one Function object for its whole life and runs one call at a time."""
+
+    def call(self, call: Call, context: Context) -> Iterator[Event]:
+        """Does the operation that `call` names, yielding `samples` and `cut` events, and `done` last.
+
+        Raises FatalError for what no repetition can mend, RetryableError for what one may; any other exception is
+        retryable and reported with its type. Results are written to the exchange under `call.prefix` before the event
+        that names them is yielded. A function that holds state between calls (weights, optimizer state) treats it
+        as a cache: it checks version and hash, and loads what it lacks.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""The generate function and its engines: samples from the policy, streamed as they finish."""

@@ -1,0 +1,133 @@
+"""What the loop asks the planner, and what it answers. A planner is pure given what it has observed: same
+observations and same request, same plan.
+
+    loop --- StepRequest ----> planner.plan() ---> StepPlan     before the step
+    loop --- StepObservation -> planner.observe()               after it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt of this step. `prompt_id` is its row in the data set, the same in every epoch."""
+
+    group: int
+    prompt_id: int
+    tokens: tuple[int, ...]
+    data_source: str = ""
+
+
+@dataclass(frozen=True)
+class FunctionLimits:
+    """What the platform allows and charges for one function."""
+
+    max_replicas: int
+    usd_per_hour: float
+    gpus: int = 0
+    max_batch: int = 64
+    """Samples that one replica of `generate` decodes at a time."""
+    kv_tokens: int | None = None
+    """KV capacity of one replica of `generate`, in tokens; None: not the limit."""
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    step: int
+    prompts: Sequence[Prompt]
+    samples_per_prompt: int
+    max_response_length: int
+    functions: Mapping[str, FunctionLimits]
+    """By function name, in the order in which the step first uses them."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """When a function is expected to be at work in this step, in seconds from the step's start."""
+
+    function: str
+    start_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One point of T(N), C(N)."""
+
+    replicas: int
+    time_s: float
+    cost_usd: float
+    gpu_s: float
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What the loop does in this step. A sample is numbered prompt row * samples_per_prompt + index.
+
+    `replicas` are those wanted while the function's stage runs. `shards` says which samples each generate replica
+    gets, in the order it should start them; every sample is in exactly one shard. `cut_below` is the number of
+    unfinished samples of a shard at which its tail is cut and moved to replicas that have room (0: never cut).
+    `micro_batch` is how many finished samples are handed to reward and reference at a time. `keep` names the
+    functions whose replicas stay up between this step and the next; all others go to zero the moment they are idle.
+    `prewarm_s` says, for a function, how many seconds after the step's start its replicas are to be started (absent:
+    when its first call comes).
+    """
+
+    replicas: Mapping[str, int]
+    shards: Sequence[Sequence[int]]
+    micro_batch: int
+    cut_below: int = 0
+    keep: frozenset[str] = frozenset()
+    prewarm_s: Mapping[str, float] = field(default_factory=dict)
+    predicted_step_s: float | None = None
+    predicted_cost_usd: float | None = None
+    predicted_lengths: Sequence[float] = ()
+    """By sample number; empty: no prediction."""
+    stages: Sequence[Stage] = ()
+    curve: Sequence[CurvePoint] = ()
+    chosen: int | None = None
+    """Number of generate replicas chosen on the curve."""
+
+
+@dataclass(frozen=True)
+class CallObservation:
+    """One call that was made: what was asked, and how long it took.
+
+    `start_s` is from request to `started` (cold start included when `cold`), `work_s` from `started` to the end.
+    """
+
+    function: str
+    replica: str
+    operation: str
+    cold: bool
+    start_s: float
+    work_s: float
+    prompt_tokens: int
+    response_tokens: int
+    samples: int
+    stats: Mapping[str, float] = field(default_factory=dict)
+    """The function's own counts (for generate: EngineStats)."""
+
+
+@dataclass(frozen=True)
+class StepObservation:
+    step: int
+    step_s: float
+    cost_usd: float
+    lengths: Mapping[int, Sequence[int]]
+    """Response lengths by prompt_id."""
+    calls: Sequence[CallObservation]
+
+
+class Planner(Protocol):
+    def plan(self, request: StepRequest) -> StepPlan:
+        """The plan of a step. Raises ValueError for a request that cannot be met, saying by how much."""
+        ...
+
+    def observe(self, observation: StepObservation) -> dict[str, float]:
+        """Learns from a finished step; returns `planner/*` metrics (prediction errors of the plan before it)."""
+        ...
