@@ -5,6 +5,7 @@ Guarantees, the same for every backend (tests/exchange/conformance.py):
 - `put_if_absent` has exactly one winner, whatever the number of writers.
 - A value that was truncated or altered is refused with its key (`Corrupt`), never returned.
 - A value outlives its writer; it is gone after its lifetime, or when it is deleted, whichever is first.
+A key that holds a value is not also the folder of other keys (`a` and `a/b`): a directory cannot hold both.
 
 All methods are synchronous and may be called from several threads; the orchestrator calls them in worker threads.
 """
@@ -88,9 +89,45 @@ def checksum(*buffers: Buffer) -> str:
     return digest.hexdigest()
 
 
+MAX_KEY = 512
+MAX_PART = 200
+"""Characters of a whole key and of a part: S3 takes 1024 with the bucket's prefix, file systems 255 a name."""
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
 def check_key(key: str) -> str:
     """`key` if it can be one on every backend, else ValueError: relative, no `..`, no empty part, no odd character."""
     parts = key.split("/")
-    if any(part in ("", ".", "..") for part in parts) or not all(c.isalnum() or c in "._-/" for c in key):
-        raise ValueError(f"not an exchange key: {key!r} (letters, digits, '.', '_', '-' in parts divided by '/')")
+    if any(part in ("", ".", "..") or not _LETTERS.issuperset(part) for part in parts):
+        raise ValueError(f"not an exchange key: {key!r} (ASCII letters, digits, '.', '_', '-' in parts divided by '/')")
+    if len(key) > MAX_KEY or max(map(len, parts)) > MAX_PART:
+        raise ValueError(f"exchange key too long: {key!r} (at most {MAX_KEY} characters, {MAX_PART} a part)")
     return key
+
+
+def check_prefix(prefix: str) -> str:
+    """`prefix` if it can begin a key (also "", or a folder with its slash at the end), else ValueError."""
+    if prefix:
+        check_key(prefix.removesuffix("/"))
+    return prefix
+
+
+def check_range(key: str, size_bytes: int, start: int, length: int | None) -> tuple[int, int]:
+    """(start, length) of a read inside a value of `size_bytes`; ValueError when it reaches outside."""
+    wanted = size_bytes - start if length is None else length
+    if start < 0 or wanted < 0 or start + wanted > size_bytes:
+        raise ValueError(f"{key}: start {start}, length {length} reach outside the value's {size_bytes} bytes")
+    return start, wanted
+
+
+def check_lifetime(key: str, lifetime_s: float | None) -> float | None:
+    """`lifetime_s` if it is None or a positive finite number of seconds, else ValueError."""
+    if lifetime_s is not None and not 0 < lifetime_s < float("inf"):
+        raise ValueError(f"{key}: lifetime_s {lifetime_s!r} is not a positive number of seconds (None: no end)")
+    return lifetime_s
+
+
+def views(data: Buffer | Sequence[Buffer]) -> list[memoryview]:
+    """The buffers of one value as byte views, without a copy; empty ones left out."""
+    buffers = [data] if isinstance(data, bytes | bytearray | memoryview) else data
+    return [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]
