@@ -1,0 +1,190 @@
+"""Advantage estimators. Each takes a whole batch and returns an `Estimate`; whitening and groups need all of it.
+
+    grpo, dr_grpo                 (s - mean of the group) / (std of the group + epsilon), or without the division
+    rloo                          s - mean of the *others* in the group
+    remax                         return-to-go - score of the greedy response to the same prompt
+    reinforce_plus_plus           discounted return-to-go, whitened over the batch
+    reinforce_plus_plus_baseline  s - mean of the group, whitened over the batch
+    gae                           generalised advantage estimation with a critic, whitened over the batch
+    distillation                  log pi_teacher - log pi_old at each token
+
+Scores are [S]; token rewards, values, advantages and returns are [N]. Equal to the functions
+`compute_*_advantage*` of verl `verl/trainer/ppo/core_algos.py`, except for a group of one and a group of equal
+scores, whose advantage is exactly 0 here (verl: the raw score, and rounding noise over epsilon).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from functions.algorithms.groups import GroupStats, group_stats
+from functions.algorithms.metrics import Metrics
+from functions.algorithms.ragged import checked, checked_scores, per_token, to_flat, to_padded
+
+
+class Estimate(NamedTuple):
+    """What an estimator returns."""
+
+    advantages: Tensor
+    """float32 [N], 0 where the mask is 0."""
+    returns: Tensor
+    """float32 [N], 0 where the mask is 0: the critic's target, or what was estimated from."""
+    metrics: Metrics
+
+
+def grpo(*, scores: Tensor, group: Tensor, segment: Tensor, mask: Tensor, epsilon: float = 1e-6) -> Estimate:
+    """(s - mean of the group) / (std of the group + epsilon) (GRPO, arXiv:2402.03300, section 4.1.2).
+
+    The standard deviation is the sample's (n - 1). verl `compute_grpo_outcome_advantage`; TRL has epsilon 1e-4.
+    """
+    stats = group_stats(scores, group)
+    return _outcome(stats.centered / (stats.std + epsilon), stats, segment, mask)
+
+
+def dr_grpo(*, scores: Tensor, group: Tensor, segment: Tensor, mask: Tensor) -> Estimate:
+    """s - mean of the group: Dr.GRPO (arXiv:2503.20783, section 3.2)."""
+    stats = group_stats(scores, group)
+    return _outcome(stats.centered, stats, segment, mask)
+
+
+def rloo(*, scores: Tensor, group: Tensor, segment: Tensor, mask: Tensor) -> Estimate:
+    """n / (n - 1) * (s - mean of the group) = s - mean of the others (RLOO, arXiv:2402.14740).
+
+    verl `compute_rloo_outcome_advantage`.
+    """
+    stats = group_stats(scores, group)
+    return _outcome(stats.centered * stats.size / (stats.size - 1.0).clamp(min=1.0), stats, segment, mask)
+
+
+def remax(*, rewards: Tensor, baselines: Tensor, segment: Tensor, mask: Tensor) -> Estimate:
+    """sum_{t' >= t} r_t' - baseline, `baselines` [S] being the score of the greedy response (arXiv:2310.10505).
+
+    `rewards` [N] of `token_rewards`. verl `compute_remax_outcome_advantage`.
+    """
+    rewards = checked("rewards", rewards, segment, mask)
+    baseline = per_token(values=checked_scores("baselines", baselines), segment=segment)
+    returns = _discounted(rewards, segment, mask, 1.0, baselines.numel())
+    return Estimate((returns - baseline) * mask, returns, {})
+
+
+def reinforce_plus_plus(*, rewards: Tensor, segment: Tensor, mask: Tensor, gamma: float = 1.0) -> Estimate:
+    """R_t = r_t + gamma R_{t+1} over the trained tokens, whitened over the batch (arXiv:2501.03262).
+
+    verl `compute_reinforce_plus_plus_outcome_advantage`.
+    """
+    rewards = checked("rewards", rewards, segment, mask)
+    returns = _discounted(rewards, segment, mask, gamma, _count(segment))
+    return Estimate(whiten(values=returns, mask=mask), returns, {})
+
+
+def reinforce_plus_plus_baseline(*, scores: Tensor, group: Tensor, segment: Tensor, mask: Tensor) -> Estimate:
+    """s - mean of the group, whitened over the tokens of the batch (arXiv:2501.03262, the baseline form).
+
+    verl `compute_reinforce_plus_plus_baseline_outcome_advantage`.
+    """
+    stats = group_stats(scores, group)
+    centered, _, metrics = _outcome(stats.centered, stats, segment, mask)
+    advantages = whiten(values=centered, mask=mask)
+    return Estimate(advantages, advantages, metrics)
+
+
+def gae(
+    *,
+    rewards: Tensor,
+    values: Tensor,
+    segment: Tensor,
+    mask: Tensor,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    whiten_advantages: bool = True,
+) -> Estimate:
+    """A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t; returns = A + V before whitening.
+
+    Schulman et al., arXiv:1506.02438, eq. 16; V after the last token is 0; tokens under the mask are stepped over.
+    verl `compute_gae_advantage_return`.
+    """
+    sequences = _count(segment)
+    clean_rewards = checked("rewards", rewards, segment, mask)
+    clean_values = checked("values", values, segment, mask)
+    reward = to_padded(values=clean_rewards, segment=segment, num_sequences=sequences)
+    value = to_padded(values=clean_values, segment=segment, num_sequences=sequences)
+    trained = to_padded(values=mask, segment=segment, num_sequences=sequences) == 1
+    advantages = torch.zeros_like(reward)
+    next_value = reward.new_zeros(sequences)
+    running = reward.new_zeros(sequences)
+    for t in reversed(range(reward.shape[1])):
+        delta = reward[:, t] + gamma * next_value - value[:, t]
+        running = torch.where(trained[:, t], delta + gamma * lam * running, running)
+        next_value = torch.where(trained[:, t], value[:, t], next_value)
+        advantages[:, t] = running
+    flat = to_flat(padded=advantages, segment=segment) * mask
+    return Estimate(whiten(values=flat, mask=mask) if whiten_advantages else flat, flat + clean_values, {})
+
+
+def distillation(*, old_logprobs: Tensor, reference_logprobs: Tensor, segment: Tensor, mask: Tensor) -> Estimate:
+    """log pi_teacher(y_t) - log pi_old(y_t) on the student's own samples: minus the reverse KL's k1 estimate per token.
+
+    On-policy distillation (arXiv:2306.13649; Thinking Machines 2025), with loss `importance_sampling` or `vanilla`.
+    `reference_logprobs` are the teacher's. verl `verl/trainer/distillation/losses.py`, loss_mode k1 with
+    use_policy_gradient.
+    """
+    teacher = checked("reference_logprobs", reference_logprobs, segment, mask)
+    advantages = (teacher - checked("old_logprobs", old_logprobs, segment, mask)).detach()
+    return Estimate(advantages, advantages, {})
+
+
+def whiten(*, values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+    """(values - mean) / sqrt(var + 1e-8) over the trained tokens [N], 0 elsewhere; var with n - 1.
+
+    `shift_mean=False` adds the mean back. verl `verl/utils/torch_functional.py:masked_whiten`. ValueError for fewer
+    than two trained tokens, as there.
+    """
+    trained = mask == 1
+    count = int(trained.sum())
+    if count < 2:
+        raise ValueError(f"whitening: needs at least two trained tokens in the batch, got {count}")
+    kept = values[trained].double()
+    mean, variance = kept.mean(), kept.var()
+    whitened = (values.double() - mean) * torch.rsqrt(variance + 1e-8)
+    if not shift_mean:
+        whitened = whitened + mean
+    return torch.where(trained, whitened, torch.zeros_like(whitened)).to(values.dtype)
+
+
+Estimator = Callable[..., Estimate]
+ADVANTAGES: Mapping[str, Estimator] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "remax": remax,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "gae": gae,
+    "distillation": distillation,
+}
+
+
+def _outcome(advantages: Tensor, stats: GroupStats, segment: Tensor, mask: Tensor) -> Estimate:
+    """One advantage per sequence ([S] float64) on each of its trained tokens."""
+    flat = per_token(values=advantages.to(torch.float32), segment=segment) * mask
+    return Estimate(flat, flat, stats.metrics)
+
+
+def _count(segment: Tensor) -> int:
+    return int(segment.max()) + 1 if segment.numel() else 0
+
+
+def _discounted(rewards: Tensor, segment: Tensor, mask: Tensor, gamma: float, sequences: int) -> Tensor:
+    """[N]: discounted return-to-go over trained tokens, 0 under the mask."""
+    reward = to_padded(values=rewards, segment=segment, num_sequences=sequences)
+    trained = to_padded(values=mask, segment=segment, num_sequences=sequences) == 1
+    returns = torch.zeros_like(reward)
+    running = reward.new_zeros(sequences)
+    for t in reversed(range(reward.shape[1])):
+        running = torch.where(trained[:, t], reward[:, t] + gamma * running, running)
+        returns[:, t] = running
+    return to_flat(padded=returns, segment=segment) * mask

@@ -1,0 +1,147 @@
+"""Log-probabilities and entropy from hidden states, without ever holding [N, V] logits.
+
+    z = hidden @ weight.T + bias;  z = softcap * tanh(z / softcap);  z = z / temperature
+    logprob_t = z[y_t] - logsumexp(z)
+    entropy_t = logsumexp(z) - sum_v softmax(z)_v z_v
+A chunk of tokens at a time, forward and again in backward (the logits are computed twice, never kept). Peak memory is
+a few [chunk_tokens, V] float32 buffers, instead of several [N, V]. The idea is cut cross-entropy's
+(arXiv:2411.09009) at the granularity of tokens; values and gradients equal the naive form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def token_logprobs(
+    *,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    chunk_tokens: int = 512,
+) -> tuple[Tensor, Tensor]:
+    """(logprobs [N], entropy [N]) float32 of `targets` int64 [N], both differentiable.
+
+    hidden [N, H]   the state that predicts targets[i] (after the final norm)
+    weight [V, H]   the output embedding, full (gather a sharded one first); bias [V]
+    temperature     the sampling temperature, so that the ratio is against the distribution that was sampled from
+    softcap         final logit soft-capping of Gemma-like models (Gemma 2, arXiv:2408.00118, section 2), before
+                    the temperature
+    The matrix products run in the dtype of `hidden`, everything after them in float32. The gradient of the entropy
+    costs nothing where the entropy is not part of the loss.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature: must be above 0, got {temperature}")
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap: must be above 0 (or None), got {softcap}")
+    if chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens: must be at least 1, got {chunk_tokens}")
+    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} must be [N, H] and [V, H]")
+    if targets.shape != hidden.shape[:1]:
+        raise ValueError(f"targets: shape {tuple(targets.shape)} must be [{hidden.shape[0]}]")
+    outside = (targets < 0) | (targets >= weight.shape[0])
+    if bool(outside.any()):
+        token = int(outside.nonzero()[0, 0])
+        raise ValueError(f"targets: {int(targets[token])} at token {token} is not in [0, {weight.shape[0]})")
+    logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight.to(hidden.dtype), bias, targets, temperature, softcap, chunk_tokens
+    )
+    return logprobs, entropy
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> Tensor:
+    """float32 [chunk, V], soft-capped, before the temperature."""
+    logits = (hidden @ weight.T).float()
+    if bias is not None:
+        logits += bias.float()
+    if softcap is not None:
+        logits.div_(softcap).tanh_().mul_(softcap)
+    return logits
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        softcap: float | None,
+        chunk_tokens: int,
+    ) -> tuple[Tensor, Tensor]:
+        count = hidden.shape[0]
+        logprobs = hidden.new_empty(count, dtype=torch.float32)
+        entropy = torch.empty_like(logprobs)
+        normalizer = torch.empty_like(logprobs)
+        for start in range(0, count, chunk_tokens):
+            part = slice(start, min(start + chunk_tokens, count))
+            logits = _logits(hidden[part], weight, bias, softcap).div_(temperature)
+            normalizer[part] = torch.logsumexp(logits, dim=-1)
+            logprobs[part] = logits.gather(1, targets[part, None])[:, 0] - normalizer[part]
+            log_p = logits.sub_(normalizer[part, None])
+            entropy[part] = -(log_p * log_p.exp()).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
+        ctx.options = (temperature, softcap, chunk_tokens)
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, normalizer, entropy = ctx.saved_tensors
+        temperature, softcap, chunk_tokens = ctx.options
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
+        for start in range(0, hidden.shape[0], chunk_tokens):
+            part = slice(start, min(start + chunk_tokens, hidden.shape[0]))
+            capped = _logits(hidden[part], weight, bias, softcap)
+            log_p = capped.div(temperature).sub_(normalizer[part, None])
+            if softcap is None:
+                del capped
+            probabilities = log_p.exp()
+            # d logprob / dz = onehot - p;  d entropy / dz = -p (log p + entropy)
+            if grad_entropy is not None:
+                factor = log_p.add_(entropy[part, None]).mul_(-grad_entropy[part, None])
+                if grad_logprobs is not None:
+                    factor.sub_(grad_logprobs[part, None])
+                grad = probabilities.mul_(factor)
+            else:
+                assert grad_logprobs is not None
+                grad = probabilities.mul_(-grad_logprobs[part, None])
+            del log_p, probabilities
+            if grad_logprobs is not None:
+                grad.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
+            grad.div_(temperature)
+            if softcap is not None:
+                grad.mul_(1.0 - (capped / softcap).square_())
+            typed = grad.to(hidden.dtype)
+            if grad_hidden is not None:
+                grad_hidden[part] = typed @ weight
+            if grad_weight is not None:
+                if hidden.dtype == torch.float32:
+                    grad_weight.addmm_(typed.T, hidden[part])
+                else:
+                    grad_weight += typed.T @ hidden[part]
+            if grad_bias is not None:
+                grad_bias += grad.sum(0)
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+            None,
+        )
