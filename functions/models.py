@@ -1,0 +1,158 @@
+"""Hugging Face models from a directory: causal language models, critics and reward models, any architecture.
+
+A critic or reward model is transformers' sequence classifier with one label: a backbone and a linear `score` [1, H] on
+every hidden state. A critic may start from any of three directories: a critic, a reward model (its `score` is taken
+over, as InstructGPT does, arXiv:2203.02155, appendix C.4), or a causal model (its `score` starts at zero: every value
+is 0 at first, and nothing is random).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from functions.weights.files import weight_files
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is cuda when there is one, else cpu. ValueError where the named device is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda") and not name.startswith("cuda:"):
+        raise ValueError(f"device {name!r}: wants auto, cpu, cuda or cuda:N")
+    if name != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r}: this machine has no CUDA device; wants cpu or auto")
+    return torch.device(name)
+
+
+def pick_dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise ValueError(f"dtype {name!r}: wants one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def load_causal_lm(
+    directory: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu", attention: str = "sdpa"
+) -> PreTrainedModel:
+    """The causal language model of a Hugging Face directory, in eval mode. ValueError, one line, where it is none."""
+    model, missing = _load(AutoModelForCausalLM, directory, dtype, device, attention)
+    if missing:
+        raise ValueError(f"model {directory}: its weights lack {_some(missing)}; is it a {type(model).__name__}?")
+    return model
+
+
+def load_reward_model(
+    directory: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu", attention: str = "sdpa"
+) -> PreTrainedModel:
+    """A sequence classifier with one label, in eval mode. ValueError where the directory has no trained `score`."""
+    model, missing = _load(AutoModelForSequenceClassification, directory, dtype, device, attention)
+    if missing:
+        raise ValueError(f"model {directory}: its weights lack {_some(missing)}; a reward model needs a trained score")
+    return model
+
+
+def load_critic(
+    directory: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu", attention: str = "sdpa"
+) -> PreTrainedModel:
+    """A sequence classifier with one label whose `score` is zero where the directory has none, in eval mode."""
+    model, missing = _load(AutoModelForSequenceClassification, directory, dtype, device, attention)
+    others = [name for name in missing if not name.startswith("score.")]
+    if others:
+        raise ValueError(f"model {directory}: its weights lack {_some(others)}")
+    if missing:
+        with torch.no_grad():
+            for parameter in score_head(model).parameters():
+                parameter.zero_()
+    return model
+
+
+def backbone(model: PreTrainedModel) -> nn.Module:
+    """The part that turns tokens into hidden states [B, T, H] (final norm included), without a head."""
+    inner: nn.Module = model.base_model
+    return inner
+
+
+def lm_head(model: PreTrainedModel) -> nn.Linear:
+    """The output projection [V, H]. ValueError for an architecture whose logits are not one linear map of states."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if not isinstance(head, nn.Linear):
+        raise ValueError(f"{type(model).__name__}: its output head is {type(head).__name__}, wants a linear layer")
+    return head
+
+
+def score_head(model: PreTrainedModel) -> nn.Linear:
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear):
+        raise ValueError(f"{type(model).__name__}: has no linear layer `score` and cannot be a critic or reward model")
+    return head
+
+
+def checkpoint_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The model's tensors under the names of its checkpoint; of tied tensors only the one that is stored.
+
+    What `save_pretrained` would write: buffers that are recomputed are not in it, a tied output head neither.
+    """
+    tied = set(getattr(model, "all_tied_weights_keys", {}) or {})
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in tied}
+    result: dict[str, Tensor] = revert_weight_conversion(model, state)
+    return result
+
+
+def save_model(model: PreTrainedModel, directory: Path) -> None:
+    """Writes a Hugging Face directory (config.json and safetensors; a tokenizer is files of its own)."""
+    with _quiet():
+        model.save_pretrained(directory, safe_serialization=True)
+
+
+def _load(
+    auto: Any, directory: Path, dtype: torch.dtype, device: str, attention: str
+) -> tuple[PreTrainedModel, list[str]]:
+    weight_files(directory)  # one clear line for a directory that holds no model
+    extra = {} if auto is AutoModelForCausalLM else {"num_labels": 1}
+    try:
+        with _quiet():
+            model, info = auto.from_pretrained(
+                directory,
+                dtype=dtype,
+                attn_implementation=attention,
+                local_files_only=True,
+                output_loading_info=True,
+                **extra,
+            )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ValueError(f"model {directory}: transformers cannot load it: {first}") from error
+    model.eval()
+    return model.to(device), sorted(info["missing_keys"])
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]!r}{more}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' warnings and bars: what they say is checked here and raised."""
+    from transformers.utils import logging as hub
+
+    level, bars = hub.get_verbosity(), hub.is_progress_bar_enabled()
+    hub.set_verbosity(logging.ERROR)
+    hub.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        hub.set_verbosity(level)
+        if bars:
+            hub.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,0 +1,165 @@
+"""What a published version consists of: one JSON manifest, written last. No torch here.
+
+    weights/policy/v000000.base/files/config.json        configuration and tokenizer, stored once, named by all
+    weights/policy/v000012.3fa9/shard-00000.<hash>       raw bytes of tensors, end to end, at most 256 MB
+    weights/policy/v000012.3fa9/manifest.json            names every tensor and where its bytes lie
+
+A version exists when its manifest exists. A manifest may name keys of earlier versions: `files` always does, and a
+kind of version that is not "full" may do so for tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from functions.exchange.base import Corrupt, Exchange, NotFound
+from functions.wire import Json, Ref, Version, WireError
+
+ITEM_BYTES: Mapping[str, int] = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""Bytes per element of the dtypes that a version can hold, by the names of the safetensors format."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`length` bytes from `start` of the value under `key`."""
+
+    key: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor of a version. Its bytes are the pieces' end to end; more than one piece only above the shard limit."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    hash: str
+    """xxh3-128 of the tensor's bytes, in hexadecimal."""
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    def to_json(self) -> list[Any]:
+        pieces = [[p.key, p.start, p.length] for p in self.pieces]
+        return [self.name, self.dtype, list(self.shape), pieces, self.hash]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> TensorEntry:
+        name, dtype, shape, pieces, digest = value
+        entry = cls(name, dtype, tuple(shape), tuple(Piece(*p) for p in pieces), digest)
+        if entry.size_bytes != sum(p.length for p in entry.pieces):
+            raise ValueError(f"tensor {name!r}: {dtype} {list(shape)} and the lengths of its pieces do not agree")
+        return entry
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`state` is the optimizer's, `trainer` the rest of what training resumes from (step count and the like)."""
+
+    version: Version
+    parent: Version | None
+    tensors: tuple[TensorEntry, ...]
+    state: tuple[TensorEntry, ...] = ()
+    trainer: Json = field(default_factory=dict)
+    files: Mapping[str, Ref] = field(default_factory=dict)
+    """Files of the model directory beside the weights (config.json, tokenizer.json, ...), by name."""
+    kind: str = "full"
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the weights, without the optimizer's state."""
+        return sum(entry.size_bytes for entry in self.tensors)
+
+    def keys(self) -> set[str]:
+        """Every key this version needs, the manifest's own included."""
+        pieces = {p.key for entry in (*self.tensors, *self.state) for p in entry.pieces}
+        return pieces | {ref.key for ref in self.files.values()} | {manifest_key(self.version)}
+
+    def encode(self) -> bytes:
+        value = {
+            "kind": self.kind,
+            "version": self.version.to_json(),
+            "parent": None if self.parent is None else self.parent.to_json(),
+            "tensors": [entry.to_json() for entry in self.tensors],
+            "state": [entry.to_json() for entry in self.state],
+            "trainer": self.trainer,
+            "files": {name: ref.to_json() for name, ref in self.files.items()},
+        }
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """Raises WireError for bytes that are no manifest of a kind known here."""
+        try:
+            value = json.loads(data)
+            if value["kind"] != "full":
+                raise WireError(f"a version of kind {value['kind']!r} cannot be read here (known: 'full')")
+            return cls(
+                version=Version.from_json(value["version"]),
+                parent=None if value["parent"] is None else Version.from_json(value["parent"]),
+                tensors=tuple(TensorEntry.from_json(e) for e in value["tensors"]),
+                state=tuple(TensorEntry.from_json(e) for e in value["state"]),
+                trainer=value["trainer"],
+                files={name: Ref.from_json(ref) for name, ref in value["files"].items()},
+                kind=value["kind"],
+            )
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+            raise WireError(f"not a manifest: {error!r}") from error
+
+
+def label(version: Version) -> str:
+    """A version in messages: `policy v000012.3fa9`."""
+    return f"{version.model} v{version.number:06d}.{version.call}"
+
+
+def manifest_key(version: Version) -> str:
+    return f"{version.prefix}manifest.json"
+
+
+def read_manifest(exchange: Exchange, version: Version) -> Manifest:
+    """Raises NotFound when the version was never published, or only half; Corrupt when the manifest is another's."""
+    try:
+        data = exchange.durable.get(manifest_key(version))
+    except NotFound as error:
+        raise NotFound(f"weights {label(version)}: no manifest, the version was never (wholly) published") from error
+    try:
+        manifest = Manifest.decode(data)
+    except (WireError, ValueError) as error:
+        raise Corrupt(f"weights {label(version)}: {error}") from error
+    if manifest.version != version:
+        raise Corrupt(f"weights {label(version)}: the manifest is that of {label(manifest.version)}")
+    return manifest
+
+
+def keep_only(exchange: Exchange, model: str, versions: Iterable[Version]) -> int:
+    """Deletes every version of `model` up to the newest of `versions` but those; how many keys went.
+
+    What a kept version needs of another one stays. Numbers above the newest kept are left alone: they may be in the
+    making. A version's manifest goes first, so that a half-deleted version is NotFound, never Corrupt.
+    """
+    kept = list(versions)
+    if not kept:
+        return 0
+    needed = set[str]().union(*(read_manifest(exchange, version).keys() for version in kept))
+    newest, store, root, gone = max(v.number for v in kept), exchange.durable, f"weights/{model}/", 0
+    keys = [k for k in store.list(root) if k not in needed and _number(k.removeprefix(root)) <= newest]
+    for key in sorted(keys, key=lambda k: not k.endswith("/manifest.json")):
+        if any(other != key and other.startswith(key) for other in needed):
+            continue  # delete() takes a prefix: this one would take a needed key along
+        gone += store.delete(key)
+    return gone
+
+
+def _number(inside: str) -> int:
+    return int(inside.split("/", 1)[0].split(".", 1)[0].removeprefix("v"))

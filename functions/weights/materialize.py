@@ -1,0 +1,58 @@
+"""A version as a Hugging Face directory, loadable by transformers and vLLM. No torch here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from functions.exchange.base import Exchange
+from functions.weights.blobs import read_blobs
+from functions.weights.files import encode_header
+from functions.weights.manifest import Manifest, TensorEntry, read_manifest
+from functions.wire import Version
+
+FILE_BYTES = 4 * 2**30
+"""Most bytes of one safetensors file of the directory."""
+
+
+def materialize(exchange: Exchange, version: Version, directory: Path) -> Path:
+    """Writes the version's files and weights into `directory` (created), and returns it.
+
+    Raises NotFound for a version that was not published, Corrupt for one whose bytes were altered.
+    """
+    manifest = read_manifest(exchange, version)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, ref in manifest.files.items():
+        (directory / name).write_bytes(exchange.durable.get(ref))
+    groups = _files(manifest)
+    names = ["model.safetensors"]
+    if len(groups) > 1:
+        names = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
+        index = {entry.name: name for name, group in zip(names, groups, strict=True) for entry in group}
+        value = {"metadata": {"total_size": manifest.size_bytes}, "weight_map": index}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(value))
+    for name, group in zip(names, groups, strict=True):
+        with (directory / name).open("wb") as file:
+            header = encode_header((e.name, e.dtype, e.shape, e.size_bytes) for e in group)
+            file.write(header)
+            begin = {}
+            at = len(header)
+            for entry in group:
+                begin[entry.name] = at
+                at += entry.size_bytes
+            for entry, data in read_blobs(exchange, manifest, group):
+                file.seek(begin[entry.name])
+                file.write(data)
+    return directory
+
+
+def _files(manifest: Manifest) -> list[list[TensorEntry]]:
+    groups: list[list[TensorEntry]] = [[]]
+    size = 0
+    for entry in manifest.tensors:
+        if groups[-1] and size + entry.size_bytes > FILE_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(entry)
+        size += entry.size_bytes
+    return groups

@@ -1,0 +1,98 @@
+"""Versions as torch tensors: publish and fetch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from functions.exchange.base import Exchange
+from functions.weights.base import put_files
+from functions.weights.blobs import Blob, publish_blobs, read_blobs
+from functions.weights.manifest import Manifest, TensorEntry, label, read_manifest
+from functions.wire import Json, Version
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def publish(
+    exchange: Exchange,
+    version: Version,
+    *,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
+    trainer: Json,
+    model_files: Mapping[str, bytes] | None,
+    parent: Version | None,
+) -> Manifest:
+    """Publishes a full version: weights, the optimizer's `state` and the `trainer`'s JSON under one manifest.
+
+    The data goes first, the manifest last, with a conditional put: of several publishers of one version one wins, and
+    all return the winner's manifest. `model_files` (config.json, tokenizer.json, ...) None takes over the parent's.
+    Raises ValueError for a version without a parent and without files, and for a dtype that has no stored form.
+    """
+    if model_files is not None:
+        files = put_files(exchange, version, model_files)
+    elif parent is not None:
+        files = dict(read_manifest(exchange, parent).files)
+    else:
+        raise ValueError(f"weights {label(version)}: neither model_files nor a parent that has them")
+    return publish_blobs(
+        exchange,
+        version,
+        tensors={name: _blob(name, tensor) for name, tensor in tensors.items()},
+        state={name: _blob(name, tensor) for name, tensor in state.items()},
+        trainer=trainer,
+        files=files,
+        parent=parent,
+    )
+
+
+def fetch(exchange: Exchange, version: Version, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """The weights (those of `names`, else all) on the CPU, hashes checked; only their bytes are read.
+
+    Raises NotFound for a version not published, Corrupt naming version and tensor for altered bytes, KeyError for a
+    name that the version lacks.
+    """
+    manifest = read_manifest(exchange, version)
+    return _read(exchange, manifest, _named(manifest, manifest.tensors, names))
+
+
+def fetch_state(exchange: Exchange, version: Version, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """The optimizer's state, as `fetch` does it for the weights."""
+    manifest = read_manifest(exchange, version)
+    return _read(exchange, manifest, _named(manifest, manifest.state, names))
+
+
+def _named(manifest: Manifest, entries: Iterable[TensorEntry], names: Collection[str] | None) -> Iterable[TensorEntry]:
+    if names is None:
+        return entries
+    known = {entry.name: entry for entry in entries}
+    missing = sorted(set(names) - set(known))
+    if missing:
+        raise KeyError(f"weights {label(manifest.version)}: no tensor {missing[0]!r}")
+    return [known[name] for name in names]
+
+
+def _read(exchange: Exchange, manifest: Manifest, entries: Iterable[TensorEntry]) -> dict[str, Tensor]:
+    result = {}
+    for entry, data in read_blobs(exchange, manifest, entries):
+        tensor = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
+        tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(data, np.uint8)
+        result[entry.name] = tensor
+    return result
+
+
+def _blob(name: str, tensor: Tensor) -> Blob:
+    if tensor.dtype not in _NAMES:
+        known = ", ".join(_NAMES.values())
+        raise ValueError(f"tensor {name!r}: dtype {tensor.dtype} has no stored form; known are {known}")
+    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return Blob(_NAMES[tensor.dtype], tuple(tensor.shape), flat.numpy().data)
