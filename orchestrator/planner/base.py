@@ -69,8 +69,9 @@ class StepPlan:
     """What the loop does in this step. A sample is numbered prompt row * samples_per_prompt + index.
 
     `replicas` are those wanted while the function's stage runs. `shards` says which samples each generate replica
-    gets, in the order it should start them; every sample is in exactly one shard. `cut_below` is the number of
-    unfinished samples of a shard at which its tail is cut and moved to replicas that have room (0: never cut).
+    gets, in the order it should start them; every sample is in exactly one shard. When no more than `cut_below` samples
+    of the step are unfinished (0: never), the open shards are cut and their samples go on, from the tokens they have,
+    on `migrate_to` replicas; the others are released (RLHFuse's migration: no unfinished sample ever waits).
     `micro_batch` is how many finished samples are handed to reward and reference at a time. `keep` names the
     functions whose replicas stay up between this step and the next; all others go to zero the moment they are idle.
     `prewarm_s` says, for a function, how many seconds after the step's start its replicas are to be started (absent:
@@ -81,6 +82,7 @@ class StepPlan:
     shards: Sequence[Sequence[int]]
     micro_batch: int
     cut_below: int = 0
+    migrate_to: int = 1
     keep: frozenset[str] = frozenset()
     prewarm_s: Mapping[str, float] = field(default_factory=dict)
     predicted_step_s: float | None = None

@@ -1,0 +1,331 @@
+"""The job: frozen, typed, validated when it is built. TOML in, errors with the key's path out.
+
+    job = load_job(Path("job.toml"), overrides=["rollout.n=16"])
+
+Paths in a job file are relative to the file. The resolved job (all defaults filled in, paths absolute) is written to
+the run directory; `resume` reads that one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from orchestrator.errors import ConfigError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelConfig(Section):
+    """The policy."""
+
+    path: str
+    """A Hugging Face directory of a causal language model with a `tokenizer.json`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    lora_rank: int = Field(0, ge=0)
+    """0 trains all weights; above, only adapters of this rank."""
+    lora_alpha: float = Field(16.0, gt=0)
+
+
+class DataConfig(Section):
+    train: str
+    """JSONL or parquet with prompts; verl's, TRL's and OpenRLHF's columns are read as they are."""
+    validation: str | None = None
+    validation_fraction: float = Field(0.0, ge=0, lt=1)
+    """Share of `train` held out where there is no `validation` file."""
+    prompts_per_step: int = Field(16, ge=1)
+    max_prompt_length: int = Field(1024, ge=1)
+    """In tokens, after the chat template."""
+    over_long: Literal["error", "drop"] = "error"
+    """What to do with prompts over the limit: they are counted and named either way."""
+    shuffle: bool = True
+
+
+class RolloutConfig(Section):
+    n: int = Field(8, ge=1)
+    """Samples per prompt."""
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    max_response_length: int = Field(512, ge=1)
+    engine: Literal["auto", "torch", "transformers", "vllm"] = "auto"
+    slots: int = Field(64, ge=1)
+    """Samples that one replica decodes at a time."""
+
+
+class RewardConfig(Section):
+    score: str = "rule:exact"
+    """`rule:<name>`, `<file.py>:<function>`, `model`, or the URL of a remote scorer."""
+    model: str | None = None
+    """Directory of a sequence-classification reward model, with score = "model"."""
+    on_error: Literal["fail", "drop"] = "fail"
+    """What a sample whose scorer failed does: fails the step, or is dropped and counted. It never becomes 0."""
+    timeout_s: float = Field(60.0, gt=0)
+    """For one sample."""
+
+
+class ValidationConfig(Section):
+    every: int = Field(10, ge=0)
+    """Steps between validations; 0: never. The last step is always validated when this is not 0."""
+    at_start: bool = True
+    n: int = Field(1, ge=1)
+    temperature: float = Field(0.0, ge=0)
+    """0 is greedy."""
+
+
+class AlgorithmConfig(Section):
+    """What a recipe leaves open. A key that is not set here is the recipe's own choice (`rlhf-orchestrate recipes`)."""
+
+    advantage: str | None = None
+    policy_loss: str | None = None
+    loss_agg_mode: str | None = None
+    norm_adv_by_std: bool | None = None
+    clip_ratio_low: float | None = Field(None, ge=0)
+    clip_ratio_high: float | None = Field(None, ge=0)
+    clip_ratio_c: float | None = Field(None, gt=1)
+    entropy_coef: float | None = Field(None, ge=0)
+    kl_coef: float | None = Field(None, ge=0)
+    kl_in: Literal["reward", "loss"] | None = None
+    kl_estimator: str | None = None
+    kl_target: float | None = Field(None, gt=0)
+    kl_horizon: int | None = Field(None, ge=1)
+    gamma: float | None = Field(None, ge=0, le=1)
+    lam: float | None = Field(None, ge=0, le=1)
+    whiten_advantages: bool | None = None
+    filter_groups: bool | None = None
+    reward_clip: float | None = Field(None, gt=0)
+    reward_scale: float | None = None
+    overlong_buffer: int | None = Field(None, ge=0)
+    overlong_penalty: float | None = Field(None, ge=0)
+    rollout_is: Literal["none", "token", "sequence"] | None = None
+    rollout_is_cap: float | None = Field(None, gt=0)
+    max_rollout_logprob_diff: float | None = Field(None, gt=0)
+    value_clip: float | None = Field(None, gt=0)
+    cost_limit: float | None = None
+    lagrange_lr: float | None = Field(None, ge=0)
+    max_rounds: int | None = Field(None, ge=1)
+    """Dynamic sampling: how many rounds of generation a step may take (DAPO)."""
+
+
+class OptimConfig(Section):
+    """AdamW, as torch.optim.AdamW names its settings."""
+
+    lr: float = Field(1e-6, gt=0)
+    betas: tuple[float, float] = Field((0.9, 0.999), strict=False)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_steps: int = Field(0, ge=0)
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    grad_clip: float = Field(1.0, gt=0)
+
+
+class TrainConfig(OptimConfig):
+    micro_batch_tokens: int = Field(16384, ge=1)
+    """Tokens of one forward and backward pass."""
+    mini_batches: int = Field(1, ge=1)
+    """Optimizer steps that one pass over a step's samples is divided into."""
+    epochs: int = Field(1, ge=1)
+    gradient_checkpointing: bool = False
+
+
+class CriticConfig(OptimConfig):
+    path: str | None = None
+    """A Hugging Face directory; None: starts from the policy's."""
+    lr: float = Field(1e-5, gt=0)
+
+
+class ReferenceConfig(Section):
+    path: str | None = None
+    """A Hugging Face directory; None: the policy that the job started from."""
+
+
+class FunctionConfig(Section):
+    """How one function is deployed; `[functions.generate]`, `[functions.train]`, ..."""
+
+    replicas: int = Field(1, ge=1)
+    """At most so many at a time."""
+    threads: int = Field(1, ge=1)
+    """CPU threads of one replica."""
+    gpus: int = Field(0, ge=0)
+    memory_gb: float = Field(2.0, gt=0)
+    usd_per_hour: float = Field(0.0, ge=0)
+    """Price of one replica while it exists."""
+    keep_warm: bool = False
+    """Hold its replicas for the whole job instead of letting them go to zero (what a reserved cluster does)."""
+
+
+class ExchangeConfig(Section):
+    url: str | None = None
+    """`dir:///path`, `redis://host:port/0`, `s3://bucket/prefix`, ...; None: the run directory."""
+    lifetime_s: float = Field(86400.0, gt=0)
+    """How long results of calls are kept for a resume."""
+
+
+class PlatformConfig(Section):
+    kind: Literal["local"] = "local"
+    warm_parent: bool = True
+    """Fork replicas from one process that has the libraries loaded; false: each replica starts afresh."""
+
+
+class LimitsConfig(Section):
+    call_s: float = Field(3600.0, gt=0)
+    """A call that takes longer is ended and tried again."""
+    heartbeat_s: float = Field(30.0, gt=0)
+    """A call that is silent for longer is taken for lost."""
+    attempts: int = Field(4, ge=1)
+    """Tries of one call before the job stops."""
+    store_s: float = Field(60.0, ge=0)
+    """How long to wait for an exchange that is away before the job stops."""
+
+
+class CheckpointConfig(Section):
+    keep: int = Field(2, ge=1)
+    """Versions of weights and optimizer state that are kept, the newest among them."""
+
+
+class TelemetryConfig(Section):
+    tensorboard: bool = True
+    samples: int = Field(64, ge=0)
+    """Samples (prompt, response, reward) written per step."""
+
+
+class JobConfig(Section):
+    """A training job."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")
+    recipe: str = "grpo"
+    """The name of a recipe, or `<file.py>:<function>`."""
+    steps: int = Field(ge=1)
+    seed: int = Field(0, ge=0)
+    deterministic: bool = False
+    """The committed history does not depend on replicas, cuts, crashes or order; costs speed."""
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    validation: ValidationConfig = ValidationConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    train: TrainConfig = TrainConfig()
+    critic: CriticConfig = CriticConfig()
+    reference: ReferenceConfig = ReferenceConfig()
+    functions: Mapping[str, FunctionConfig] = {}
+    exchange: ExchangeConfig = ExchangeConfig()
+    platform: PlatformConfig = PlatformConfig()
+    limits: LimitsConfig = LimitsConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JobConfig:
+        if self.data.validation and self.data.validation_fraction:
+            raise ValueError("data.validation and data.validation_fraction exclude each other: set one")
+        if (self.reward.score == "model") != (self.reward.model is not None):
+            raise ValueError('reward.model is the directory that score = "model" uses: set both or neither')
+        if self.deterministic and self.rollout.engine not in ("auto", "torch"):
+            raise ValueError(f'deterministic = true needs rollout.engine "torch", got "{self.rollout.engine}"')
+        return self
+
+    def function(self, name: str) -> FunctionConfig:
+        return self.functions.get(name, FunctionConfig())
+
+
+_PATHS = (("model", "path"), ("data", "train"), ("data", "validation"), ("critic", "path"), ("reference", "path"),
+          ("reward", "model"))  # fmt: skip
+
+
+def _set(table: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r}: want key.path=value")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string, as a shell user expects
+    *parents, last = key.split(".")
+    for part in parents:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"override {override!r}: {part!r} is a value, not a section")
+    table[last] = value
+
+
+def _resolve(table: dict[str, Any], base: Path) -> None:
+    """Makes the paths of a job absolute, in place; `<file.py>:<function>` as well."""
+    for section, key in _PATHS:
+        inner = table.get(section)
+        if isinstance(inner, dict) and isinstance(inner.get(key), str):
+            inner[key] = str((base / inner[key]).resolve())
+    for holder, key in ((table, "recipe"), (table.get("reward"), "score")):
+        value = holder.get(key) if isinstance(holder, dict) else None
+        if isinstance(value, str) and ".py:" in value and "://" not in value:
+            file, _, name = value.rpartition(":")
+            holder[key] = f"{(base / file).resolve()}:{name}"  # type: ignore[index]  # a dict: value came out of it
+
+
+def _fields_at(path: Sequence[str | int]) -> list[str]:
+    """The keys that would be right in the section that holds `path`."""
+    model: Any = JobConfig
+    for part in path[:-1]:
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            info = model.model_fields.get(str(part))
+            model = None if info is None else info.annotation
+        else:  # Mapping[str, Section]: `part` is one of its keys
+            model = next((a for a in get_args(model) if isinstance(a, type) and issubclass(a, BaseModel)), None)
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
+def _explain(error: Any) -> str:
+    path = [p for p in error["loc"] if p != "[key]"]
+    key = ".".join(map(str, path)) or "job"
+    got = error.get("input")
+    if error["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(str(path[-1]), _fields_at(path), n=1, cutoff=0.5)
+        hint = f"; did you mean {'.'.join([*map(str, path[:-1]), close[0]])!r}?" if close else ""
+        valid = "" if close else f"; the keys here are {', '.join(_fields_at(path))}"
+        return f"{key}: unknown key{hint}{valid}"
+    if error["type"] == "missing":
+        return f"{key}: is required and was not set"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return message if key == "job" else f"{key}: {message}"
+    message = message[0].lower() + message[1:].replace("Input should", "should")
+    return f"{key}: {message.replace('input should', 'should')}, got {got!r}"
+
+
+def parse_job(table: Mapping[str, Any], *, base: Path, where: str = "job") -> JobConfig:
+    """Builds the job from a parsed TOML or JSON table. Raises ConfigError with one line per mistake."""
+    resolved = {k: dict(v) if isinstance(v, dict) else v for k, v in table.items()}
+    _resolve(resolved, base)
+    try:
+        return JobConfig.model_validate(resolved)
+    except ValidationError as error:
+        lines = [_explain(e) for e in error.errors()]
+        raise ConfigError("\n".join(f"{where}: {line}" for line in lines)) from None
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> JobConfig:
+    """Reads a job file and applies `key.path=value` overrides (TOML values; bare words are strings)."""
+    try:
+        table = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such job file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+    for override in overrides:
+        _set(table, override)
+    return parse_job(table, base=path.resolve().parent, where=str(path))
+
+
+def dump_job(job: JobConfig) -> str:
+    """The resolved job as TOML; `load_job` of it gives the same job."""
+    return tomli_w.dumps(job.model_dump(mode="python", exclude_none=True))

@@ -1,0 +1,39 @@
+"""Every error that a user can meet. Each is one line: what is wrong, where, and what would be right.
+
+    OrchestratorError
+    ├── ConfigError        the job file            (exit code 2)
+    ├── DataError          the data set            (exit code 2)
+    ├── RunError           the run directory, or a job that cannot go on (exit code 1)
+    │   └── Fenced         another orchestrator has taken the run over
+    └── CallFailed         a function's call failed for good (exit code 1)
+"""
+
+from __future__ import annotations
+
+
+class OrchestratorError(Exception):
+    exit_code = 1
+
+
+class ConfigError(OrchestratorError, ValueError):
+    """The job cannot be what it says; the message names the key, what it got and what would be right."""
+
+    exit_code = 2
+
+
+class DataError(OrchestratorError, ValueError):
+    """A data set cannot be read; the message names file, line and field."""
+
+    exit_code = 2
+
+
+class RunError(OrchestratorError):
+    """The job cannot start or go on; what is committed stays, and `resume` takes it up."""
+
+
+class Fenced(RunError):
+    """Another orchestrator holds the run: nothing that this one does counts any more."""
+
+
+class CallFailed(OrchestratorError):
+    """A call failed for good: a fatal error, or one attempt too many."""

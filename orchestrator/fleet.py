@@ -1,0 +1,105 @@
+"""Replicas follow the work: a function's are asked for when a stage opens, and let go as its calls end.
+
+    async with fleet.stage("reward", replicas=2) as stage:     2 wanted from the first call on
+        async for event in stage.call(call): ...
+        stage.no_more()                                        from here on, no more replicas than open calls
+                                                               closed: none, unless the function is kept
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from functions.wire import Call, Event
+from orchestrator.invoke import Invoker
+from orchestrator.planner.base import CallObservation
+from orchestrator.platforms.base import Platform
+
+
+@dataclass
+class Stage:
+    """One use of a function. Its wish is what `Fleet` adds up over the stages that are open."""
+
+    fleet: Fleet
+    function: str
+    replicas: int
+    opened_s: float
+    open_calls: int = 0
+    more: bool = True
+    used: bool = False
+    observations: list[CallObservation] = field(default_factory=list)
+
+    @property
+    def wanted(self) -> int:
+        """Nothing before the first call; `replicas` while more calls may come; then one for each open call."""
+        if not self.used:
+            return 0
+        return self.replicas if self.more else min(self.replicas, self.open_calls)
+
+    async def prewarm(self) -> None:
+        """Starts the replicas ahead of the first call."""
+        self.used = True
+        await self.fleet.settle(self.function)
+
+    async def no_more(self) -> None:
+        """No call will be added: replicas go as the open calls end."""
+        self.more = False
+        await self.fleet.settle(self.function)
+
+    async def call(self, call: Call) -> AsyncIterator[Event]:
+        """The call's events, exactly once each, over as many attempts as it takes. Raises CallFailed."""
+        self.used = True
+        self.open_calls += 1
+        await self.fleet.settle(self.function)
+        try:
+            async for event in self.fleet.invoker.invoke(self.function, call, observe=self.observations.append):
+                yield event
+        finally:
+            self.open_calls -= 1
+            await asyncio.shield(self.fleet.settle(self.function))
+
+
+class Fleet:
+    """Adds up the stages' wishes and tells the platform."""
+
+    def __init__(self, platform: Platform, invoker: Invoker, *, on_change: Callable[[], None] = lambda: None) -> None:
+        self.platform = platform
+        self.invoker = invoker
+        self._on_change = on_change
+        self._stages: dict[str, list[Stage]] = {}
+        self._kept: dict[str, int] = {}
+        self._told: dict[str, int] = {}
+
+    @asynccontextmanager
+    async def stage(self, function: str, replicas: int) -> AsyncIterator[Stage]:
+        stage = Stage(self, function, replicas, asyncio.get_running_loop().time())
+        self._stages.setdefault(function, []).append(stage)
+        try:
+            yield stage
+        finally:
+            self._stages[function].remove(stage)
+            await asyncio.shield(self.settle(function))
+
+    def stages_open(self) -> list[str]:
+        """The functions at work now, in the order in which their stages were opened."""
+        stages = [stage for stages in self._stages.values() for stage in stages if stage.used]
+        return list(dict.fromkeys(stage.function for stage in sorted(stages, key=lambda s: s.opened_s)))
+
+    async def keep(self, functions: Iterable[str], replicas: Callable[[str], int]) -> None:
+        """From now on these functions' replicas stay when they are idle; all others go."""
+        self._kept = {name: replicas(name) for name in functions}
+        for name in {*self._told, *self._kept}:
+            await self.settle(name)
+
+    async def settle(self, function: str) -> None:
+        """Tells the platform how many replicas are wanted, if that has changed."""
+        asked = sum(stage.wanted for stage in self._stages.get(function, ()))
+        limit = max((stage.replicas for stage in self._stages.get(function, ())), default=0)
+        wanted = max(min(asked, limit), self._kept.get(function, 0))
+        if self._told.get(function, 0) != wanted:
+            self._told[function] = wanted
+            await self.platform.scale(function, wanted)
+            self._on_change()

@@ -1,0 +1,42 @@
+"""One file per algorithm, its dataflow in a few lines. `rlhf-orchestrate recipes` lists them."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from orchestrator.errors import ConfigError
+from orchestrator.recipes.base import Recipe, recipe, recipe_from_file
+from orchestrator.recipes.cispo import cispo
+from orchestrator.recipes.dapo import dapo
+from orchestrator.recipes.distillation import distillation
+from orchestrator.recipes.grpo import dr_grpo, grpo
+from orchestrator.recipes.gspo import gspo
+from orchestrator.recipes.ppo import ppo
+from orchestrator.recipes.reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
+from orchestrator.recipes.remax import remax
+from orchestrator.recipes.rloo import rloo
+from orchestrator.recipes.safe_rlhf import safe_rlhf
+
+RECIPES: dict[str, Recipe] = {
+    r.name: r
+    for r in (
+        ppo, grpo, dr_grpo, rloo, remax, reinforce_plus_plus, reinforce_plus_plus_baseline, dapo, gspo, cispo,
+        safe_rlhf, distillation,
+    )  # fmt: skip
+}
+
+
+def find_recipe(name: str) -> Recipe:
+    """A recipe by its name, or a user's own by `<file.py>:<name>`. Raises ConfigError."""
+    if ".py:" in name:
+        file, _, function = name.rpartition(":")
+        return recipe_from_file(Path(file), function)
+    if name not in RECIPES:
+        close = difflib.get_close_matches(name, RECIPES, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"recipe: unknown {name!r}{hint} (there are {', '.join(RECIPES)}, or <file.py>:<name>)")
+    return RECIPES[name]
+
+
+__all__ = ["RECIPES", "Recipe", "find_recipe", "recipe"]

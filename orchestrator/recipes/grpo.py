@@ -1,0 +1,26 @@
+"""GRPO and Dr.GRPO: a prompt's other samples are its baseline; no critic."""
+
+from orchestrator.recipes.base import recipe
+from orchestrator.step import Step
+
+
+@recipe(
+    paper="Shao et al. 2024, arXiv 2402.03300, section 4.1",
+    models=("actor", "reference"),
+    advantage="grpo", policy_loss="vanilla", aggregation="seq-mean-token-mean", kl_in="loss", kl_estimator="k3",
+)  # fmt: skip
+async def grpo(step: Step) -> None:
+    """Group-relative advantages, each response weighs the same."""
+    samples = step.generate()
+    step.train("actor", samples, step.reward(samples), *step.reference(samples))
+
+
+@recipe(
+    paper="Liu et al. 2025, arXiv 2503.20783, section 3",
+    models=("actor", "reference"),
+    advantage="dr_grpo", policy_loss="vanilla", aggregation="seq-mean-token-sum-norm", kl_in="loss", kl_estimator="k3",
+)  # fmt: skip
+async def dr_grpo(step: Step) -> None:
+    """GRPO without its two biases: no division by the group's deviation, none by the response's length."""
+    samples = step.generate()
+    step.train("actor", samples, step.reward(samples), *step.reference(samples))

@@ -1,0 +1,15 @@
+"""GSPO: importance ratios and clipping of whole sequences."""
+
+from orchestrator.recipes.base import recipe
+from orchestrator.step import Step
+
+
+@recipe(
+    paper="Zheng et al. 2025, arXiv 2507.18071, section 4",
+    models=("actor", "reference"),
+    advantage="grpo", policy_loss="gspo", aggregation="seq-mean-token-mean", kl_in="loss", kl_estimator="k3",
+)  # fmt: skip
+async def gspo(step: Step) -> None:
+    """GRPO's advantages with a sequence's ratio in place of its tokens'."""
+    samples = step.generate()
+    step.train("actor", samples, step.reward(samples), *step.reference(samples))

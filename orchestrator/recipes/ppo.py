@@ -1,0 +1,17 @@
+"""PPO: a critic and generalized advantage estimation."""
+
+from orchestrator.recipes.base import recipe
+from orchestrator.step import Step
+
+
+@recipe(
+    paper="Schulman et al. 2017, arXiv 1707.06347; Ouyang et al. 2022, arXiv 2203.02155",
+    models=("actor", "critic", "reference"),
+    advantage="gae", policy_loss="vanilla", aggregation="token-mean", kl_in="reward", kl_estimator="k1",
+)  # fmt: skip
+async def ppo(step: Step) -> None:
+    """Clipped policy steps on advantages that a critic estimates."""
+    samples = step.generate()
+    columns = [step.reward(samples), step.values(samples), *step.reference(samples)]
+    step.train("critic", samples, *columns)
+    step.train("actor", samples, *columns)

@@ -1,0 +1,28 @@
+"""REINFORCE++ and its baseline form: advantages normalised over the whole batch."""
+
+from orchestrator.recipes.base import recipe
+from orchestrator.step import Step
+
+
+@recipe(
+    paper="Hu 2025, arXiv 2501.03262",
+    models=("actor", "reference"),
+    advantage="reinforce_plus_plus", policy_loss="vanilla", aggregation="token-mean", kl_in="reward",
+    kl_estimator="k1",
+)  # fmt: skip
+async def reinforce_plus_plus(step: Step) -> None:
+    """Returns whitened over the batch, no critic and no groups."""
+    samples = step.generate()
+    step.train("actor", samples, step.reward(samples), *step.reference(samples))
+
+
+@recipe(
+    paper="Hu 2025, arXiv 2501.03262, section 3.3",
+    models=("actor", "reference"),
+    advantage="reinforce_plus_plus_baseline", policy_loss="vanilla", aggregation="token-mean", kl_in="loss",
+    kl_estimator="k2",
+)  # fmt: skip
+async def reinforce_plus_plus_baseline(step: Step) -> None:
+    """Scores less their group's mean, whitened over the batch."""
+    samples = step.generate()
+    step.train("actor", samples, step.reward(samples), *step.reference(samples))

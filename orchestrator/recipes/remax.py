@@ -1,0 +1,17 @@
+"""ReMax: the greedy response's score is the baseline. One extra generation and no critic."""
+
+from orchestrator.recipes.base import recipe
+from orchestrator.step import Step
+
+
+@recipe(
+    paper="Li et al. 2024, arXiv 2310.10505, section 4",
+    models=("actor", "reference"),
+    advantage="remax", policy_loss="vanilla", aggregation="token-mean", kl_in="reward", kl_estimator="k1",
+)  # fmt: skip
+async def remax(step: Step) -> None:
+    """REINFORCE against the score of the greedy response."""
+    samples = step.generate()
+    greedy = step.generate(n=1, temperature=0.0, name="baseline")
+    baselines = await step.column("score", greedy, step.reward(greedy, name="baseline_reward"))
+    step.train("actor", samples, step.reward(samples), *step.reference(samples), baselines=baselines)

@@ -1,0 +1,15 @@
+"""RLOO: the mean score of a prompt's other samples is each sample's baseline."""
+
+from orchestrator.recipes.base import recipe
+from orchestrator.step import Step
+
+
+@recipe(
+    paper="Ahmadian et al. 2024, arXiv 2402.14740, section 2.3",
+    models=("actor", "reference"),
+    advantage="rloo", policy_loss="vanilla", aggregation="token-mean", kl_in="reward", kl_estimator="k1",
+)  # fmt: skip
+async def rloo(step: Step) -> None:
+    """REINFORCE with a leave-one-out baseline."""
+    samples = step.generate()
+    step.train("actor", samples, step.reward(samples), *step.reference(samples))
