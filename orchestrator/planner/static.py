@@ -14,9 +14,7 @@ from orchestrator.planner.base import CallObservation, StepObservation, StepPlan
 
 
 def check(request: StepRequest, generate: str) -> None:
-    """Raises ValueError, in one line, for a request that no planner can plan."""
-    if not request.prompts:
-        raise ValueError(f"step {request.step}: no prompts to plan (wants at least one)")
+    """Raises ValueError, in one line, for a request that no planner can plan. No prompts: a step that only validates."""
     if request.samples_per_prompt < 1:
         raise ValueError(f"step {request.step}: samples_per_prompt is {request.samples_per_prompt} (wants >= 1)")
     if request.max_response_length < 1:
@@ -64,11 +62,12 @@ class StaticPlanner:
         loads = [self.last_length.get(p.prompt_id, typical) for p in request.prompts]
         shards = balance(loads, request.functions[self.generate].max_replicas)
         replicas = {name: limits.max_replicas for name, limits in request.functions.items()}
-        replicas[self.generate] = len(shards)
+        if shards:
+            replicas[self.generate] = len(shards)
         return StepPlan(
             replicas=replicas,
             shards=[[row * n + index for row in shard for index in range(n)] for shard in shards],
-            micro_batch=min(self.micro_batch, len(request.prompts) * n),
+            micro_batch=max(1, min(self.micro_batch, len(request.prompts) * n)),
             keep=frozenset(request.functions) if self.keep_warm else frozenset(),
             predicted_lengths=[load for load in loads for _ in range(n)] if known else (),
         )

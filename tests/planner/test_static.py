@@ -59,6 +59,12 @@ def test_more_replicas_than_prompts_asks_for_no_idle_ones() -> None:
     assert StaticPlanner().plan(request(prompts=1, n=4, replicas=8)).replicas["generate"] == 1
 
 
+def test_no_prompts_is_a_step_that_only_validates() -> None:
+    plan = StaticPlanner().plan(request(prompts=0, n=4, replicas=8))
+    assert plan.shards == []
+    assert plan.replicas["generate"] == 8
+
+
 def test_observe_reports_cold_starts() -> None:
     call = CallObservation("generate", "g0", "generate", True, 2.0, 5.0, 10, 10, 1)
     warm = CallObservation("generate", "g0", "generate", False, 0.1, 5.0, 10, 10, 1)
@@ -68,7 +74,7 @@ def test_observe_reports_cold_starts() -> None:
 
 @pytest.mark.parametrize(
     ("prompts", "n", "replicas", "message"),
-    [(0, 1, 1, "no prompts"), (1, 0, 1, "samples_per_prompt is 0"), (1, 1, 0, "generate.max_replicas is 0")],
+    [(1, 0, 1, "samples_per_prompt is 0"), (1, 1, 0, "generate.max_replicas is 0")],
 )
 def test_bad_requests_are_refused_in_one_line(prompts: int, n: int, replicas: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
