@@ -1,10 +1,10 @@
 """What a function is to the server that runs it: a plain object that knows no HTTP.
 
     server.py  --call(Call, Context)-->  GenerateFunction | RewardFunction | ReferenceFunction | TrainFunction
-               <--- Event, Event ... ---  (a generator, run in one worker thread; `done` is its last event)
+               <--- Event, Event ... ---  (a generator, run in the process's main thread; `done` is its last event)
 
 The server adds what every function needs: `started`, the heartbeat, deadlines, idempotency, drain, and the translation
-of exceptions into `error` events.
+of exceptions into `error` events (attempt.py, server.py).
 """
 
 from __future__ import annotations
@@ -30,21 +30,25 @@ class RetryableError(Exception):
 
 
 class Cancelled(Exception):
-    """The caller has gone, the deadline has passed, or the replica drains: the call ends now."""
+    """The caller has gone, or the deadline has passed: the call ends now."""
 
 
 @dataclass
 class Context:
     """What a call can ask of its surroundings while it runs.
 
-    Long work looks at `check()` at least once a second, and at `cut_requested()` where it can be cut.
+    Long work looks at `check()` at least once a second, and at `cut_requested()` where it can be cut. A replica whose
+    call goes on for a minute after it was cancelled ends itself (server.py).
     """
 
     exchange: Exchange
+    """The job's exchange. What is put under `call.prefix` lands in a folder of this attempt's own below it, so that
+    two attempts at one call never overwrite each other's values; the Ref that `put` returns says where."""
     scratch: str
     """A directory of this replica's own, gone when the replica goes."""
     prior: Iterator[Event] = field(default_factory=lambda: iter(()))
-    """The `samples` events that earlier attempts at this call got done, in order: take up what is missing."""
+    """The `samples` events that earlier attempts at this call got done, in order: take up what is missing. They have
+    been sent to the caller already."""
     cut: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
     progress: Callable[[Mapping[str, Any]], None] = lambda _data: None
@@ -68,6 +72,6 @@ class Function(Protocol):
         Raises FatalError for what no repetition can mend, RetryableError for what one may; any other exception is
         retryable and reported with its type. Results are written to the exchange under `call.prefix` before the event
         that names them is yielded. A function that holds state between calls (weights, optimizer state) treats it
-        as a cache: it checks version and hash, and loads what it lacks.
+        as a cache: it checks version and hash, and loads what it lacks. The generator may be closed at any yield.
         """
         ...

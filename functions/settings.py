@@ -1,0 +1,138 @@
+"""What a replica is told at its start, by command line or environment.
+
+    python -m functions.server --kind generate --options '{"device": "auto"}' --exchange redis://... --job NAME
+
+| option        | environment      | default        |                                                          |
+|---------------|------------------|----------------|----------------------------------------------------------|
+| --kind        | RLHF_KIND        | (required)     | generate, reward, reference, train, or a class           |
+| --options     | RLHF_OPTIONS     | {}             | JSON object: keyword arguments of the function           |
+| --exchange    | RLHF_EXCHANGE    | (required)     | URL of the exchange                                      |
+| --job         | RLHF_JOB         | (required)     | the job's name: its root in the exchange                 |
+| --name        | RLHF_NAME        | the host name  | name of this replica                                     |
+| --port        | PORT             | 8080           | TCP port on all interfaces                               |
+| --uds         |                  |                | a Unix socket's path instead                             |
+| --fd          |                  |                | an inherited listening socket instead                    |
+| --threads     | RLHF_THREADS     | 1              | threads of the numeric libraries                         |
+| --heartbeat-s | RLHF_HEARTBEAT_S | 2              | seconds between heartbeats, 5 at most                    |
+| --grace-s     | RLHF_GRACE_S     | 30             | how long after SIGTERM the process will be left alive    |
+| --scratch     | RLHF_SCRATCH     | a new folder   | directory of the replica's own                           |
+| --parent      |                  |                | pid of the parent: end when it ends                      |
+|               | RLHF_TOKEN       | none           | bearer token that calls must carry                       |
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """See the table at the head of this module."""
+
+    kind: str
+    exchange: str
+    job: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    threads: int = 1
+    heartbeat_s: float = 2.0
+    grace_s: float = 30.0
+    scratch: str = ""
+    token: str = ""
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"--threads is {self.threads}, wants 1 or more")
+        if not 0 < self.heartbeat_s <= 5:
+            raise ValueError(f"--heartbeat-s is {self.heartbeat_s:g}, wants more than 0 and at most 5")
+        if not self.grace_s > 0:
+            raise ValueError(f"--grace-s is {self.grace_s:g}, wants more than 0")
+
+    @classmethod
+    def from_command_line(cls, arguments: Sequence[str]) -> tuple[Settings, Address]:
+        """Exits with one line on standard error and status 2 when an argument is missing or wrong."""
+        env = os.environ
+        parser = argparse.ArgumentParser(prog="python -m functions.server", description="One replica of a function.")
+        for name in ("kind", "exchange", "job"):
+            default = env.get(f"RLHF_{name.upper()}")
+            parser.add_argument(f"--{name}", default=default, required=default is None)
+        parser.add_argument("--options", default=env.get("RLHF_OPTIONS", "{}"))
+        parser.add_argument("--name", default=env.get("RLHF_NAME", socket.gethostname()))
+        parser.add_argument("--port", type=int, default=int(env.get("PORT", "8080")))
+        parser.add_argument("--uds")
+        parser.add_argument("--fd", type=int)
+        parser.add_argument("--threads", type=int, default=int(env.get("RLHF_THREADS", "1")))
+        parser.add_argument("--heartbeat-s", type=float, default=float(env.get("RLHF_HEARTBEAT_S", "2")))
+        parser.add_argument("--grace-s", type=float, default=float(env.get("RLHF_GRACE_S", "30")))
+        parser.add_argument("--scratch", default=env.get("RLHF_SCRATCH", ""))
+        parser.add_argument("--parent", type=int)
+        given = parser.parse_args(arguments)
+        if given.parent is not None:
+            die_with_parent(given.parent)
+        try:
+            options = json.loads(given.options)
+        except json.JSONDecodeError as error:
+            parser.error(f"--options is not JSON: {error}")
+        if not isinstance(options, dict):
+            parser.error(f"--options wants a JSON object, got {given.options!r}")
+        try:
+            settings = cls(
+                kind=given.kind,
+                exchange=given.exchange,
+                job=given.job,
+                name=given.name,
+                options=options,
+                threads=given.threads,
+                heartbeat_s=given.heartbeat_s,
+                grace_s=given.grace_s,
+                scratch=given.scratch,
+                token=env.get("RLHF_TOKEN", ""),
+            )
+        except ValueError as error:
+            parser.error(str(error))
+        return settings, Address(given.port, given.uds, given.fd)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a replica listens: the first of fd, uds, port that is given."""
+
+    port: int = 8080
+    uds: str | None = None
+    fd: int | None = None
+
+    def listen(self) -> socket.socket:
+        """A bound, listening socket: connections made before the server runs wait for it."""
+        if self.fd is not None:
+            return socket.socket(fileno=self.fd)
+        if self.uds is not None:
+            return listen_unix(self.uds)
+        return socket.create_server(("", self.port), backlog=128)
+
+
+def listen_unix(path: str) -> socket.socket:
+    """A listening Unix socket at `path`, replacing one that lies there."""
+    if os.path.exists(path):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen(128)
+    return listener
+
+
+def die_with_parent(parent: int) -> None:
+    """Asks the kernel to kill this process when its parent ends (Linux: prctl(2), PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the line above
+        sys.exit(f"parent {parent} is gone")

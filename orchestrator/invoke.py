@@ -1,0 +1,173 @@
+"""Call a function: an exactly-once view of events over at-least-once attempts.
+
+    invoke --attempt 1--> platform.call: started, samples A, samples B, (lost)      -> A, B
+           --attempt 2--> platform.call: started, samples A, samples B, samples C, done   -> C, done
+
+A repeated call sends what earlier attempts recorded again, under the same refs (functions/attempt.py); what has been
+yielded is not yielded again. An attempt is lost when its stream ends without its last line, or is silent for longer
+than the heartbeat allows. Lost attempts and retryable errors are tried again after a pause that doubles; the number of
+attempts counts from the last one that brought something new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import cast
+
+from functions.exchange.base import Exchange
+from functions.wire import Call, Event, Ref
+from orchestrator.errors import CallFailed
+from orchestrator.planner.base import CallObservation
+from orchestrator.platforms.base import CallLost, Platform
+
+CUT_LIFETIME_S = 86400.0
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Pause before attempt k + 1: base_s * factor^(k - 1), at most max_s, times a random factor in [1 - jitter, 1]."""
+
+    attempts: int = 4
+    """In a row without anything new; then the call has failed."""
+    base_s: float = 0.25
+    factor: float = 2.0
+    max_s: float = 30.0
+    jitter: float = 0.5
+
+    def pause_s(self, failures: int, random_01: float) -> float:
+        """The pause after `failures` >= 1 attempts in a row that brought nothing new."""
+        return min(self.max_s, self.base_s * self.factor ** (failures - 1)) * (1 - self.jitter * random_01)
+
+
+@dataclass(frozen=True)
+class Limits:
+    heartbeat_s: float = 30.0
+    """An attempt that is silent for longer is lost. Functions send a line at least every 5 s."""
+    start_s: float = 900.0
+    """How long an attempt may wait for a replica and its `started`."""
+
+
+class Invoker:
+    """Calls functions of one platform. `seed` fixes the jitter of the pauses."""
+
+    def __init__(
+        self,
+        platform: Platform,
+        *,
+        retry: RetryPolicy = RetryPolicy(),
+        limits: Limits = Limits(),
+        seed: int = 0,
+    ) -> None:
+        self.platform, self.retry, self.limits, self.seed = platform, retry, limits, seed
+
+    async def invoke(
+        self, function: str, call: Call, *, observe: Callable[[CallObservation], None] = lambda _observation: None
+    ) -> AsyncGenerator[Event, None]:
+        """The call's events: `samples` and `cut` once each, `done` last; `started`, `progress` as attempts send them.
+
+        `observe` gets the measures of the attempt that brought `done`. Raises CallFailed for a fatal error and for one
+        attempt too many; PlatformError as the platform does. Closing the iterator cancels the call.
+        """
+        dice = random.Random(f"{self.seed}/{call.id}")
+        seen: set[Ref] = set()
+        failures = 0
+        while True:
+            known = len(seen)
+            attempt = _Attempt(function, call)
+            try:
+                async with aclosing(self._attempt(function, call)) as events:
+                    async for event in events:
+                        attempt.note(event)
+                        if event.kind == "error":
+                            break
+                        if event.kind in ("samples", "cut") and event.ref is not None:
+                            if event.ref in seen:
+                                continue
+                            seen.add(event.ref)
+                        if event.kind == "done":
+                            observe(attempt.observation(event))
+                        yield event
+                        if event.kind == "done":
+                            return
+                reason = str(attempt.error.get("message", "no message"))
+                if attempt.error.get("kind") == "fatal":
+                    raise CallFailed(f"{function}, call {call.id}: {reason}")
+            except CallLost as error:
+                reason = str(error)
+            failures = 1 if len(seen) > known else failures + 1
+            if failures >= self.retry.attempts:
+                raise CallFailed(f"{function}, call {call.id}: failed {failures} times, at last: {reason}")
+            await asyncio.sleep(self.retry.pause_s(failures, dice.random()))
+
+    async def _attempt(self, function: str, call: Call) -> AsyncGenerator[Event, None]:
+        """The events of one attempt. Raises CallLost also when it stays silent for too long."""
+        async with aclosing(_closable(self.platform.call(function, call))) as events:
+            limit_s = self.limits.start_s
+            while True:
+                try:
+                    async with asyncio.timeout(limit_s):
+                        event = await anext(events)
+                except StopAsyncIteration:
+                    raise CallLost(f"the answer to call {call.id} ended without `done` or `error`") from None
+                except TimeoutError:
+                    raise CallLost(f"call {call.id} has been silent for {limit_s:g} s") from None
+                limit_s = self.limits.heartbeat_s
+                yield event
+                if event.kind in ("done", "error"):
+                    return
+
+
+class _Attempt:
+    """What an attempt tells about itself as it goes by."""
+
+    def __init__(self, function: str, call: Call) -> None:
+        self.function, self.call = function, call
+        self.asked_s = self.started_s = _now_s()
+        self.replica, self.cold = "", False
+        self.prompt_tokens = self.response_tokens = self.samples = 0
+        self.error: dict[str, object] = {}
+
+    def note(self, event: Event) -> None:
+        data = event.data
+        if event.kind == "started":
+            self.started_s = _now_s()
+            self.replica, self.cold = str(data.get("replica", "")), data.get("calls") == 0
+        elif event.kind == "error":
+            self.error = dict(data)
+        elif event.kind in ("samples", "cut") and "length" in data:
+            self.prompt_tokens += sum(data["prompt_length"])
+            self.response_tokens += sum(data["length"])
+            self.samples += len(data["length"])
+
+    def observation(self, done: Event) -> CallObservation:
+        stats = {k: float(v) for k, v in done.data.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        return CallObservation(
+            function=self.function,
+            replica=self.replica,
+            operation=self.call.operation,
+            cold=self.cold,
+            start_s=self.started_s - self.asked_s,
+            work_s=_now_s() - self.started_s,
+            prompt_tokens=self.prompt_tokens,
+            response_tokens=self.response_tokens,
+            samples=self.samples,
+            stats=stats,
+        )
+
+
+async def ask_cut(exchange: Exchange, call: Call) -> None:
+    """Asks the function that works on `call`, wherever it is, to hand over its unfinished samples and end."""
+    await asyncio.to_thread(exchange.put, call.cut_key, b"cut", lifetime_s=CUT_LIFETIME_S)
+
+
+def _closable(events: AsyncIterator[Event]) -> AsyncGenerator[Event, None]:
+    """Platform.call is an async generator on every platform; the protocol's AsyncIterator does not say so."""
+    return cast(AsyncGenerator[Event, None], events)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,209 @@
+"""How the local platform starts a replica: forked from the warm parent, or as a fresh process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from orchestrator.platforms.base import PlatformError
+
+Settings = Mapping[str, Any]
+"""Keyword arguments of functions.settings.Settings; JSON values."""
+
+
+@dataclass(frozen=True, eq=False)
+class Process:
+    """A replica's process. Its socket takes connections from the start, before anything is loaded."""
+
+    pid: int
+    exited: asyncio.Future[int]
+    """The exit code; -9 when it was killed by signal 9."""
+    kill: Callable[[], None]
+    """Kills it and what it has started, at once."""
+
+
+class Launcher(Protocol):
+    async def start(self, settings: Settings, path: Path, log: Path) -> Process:
+        """A replica that listens at the Unix socket `path` and writes its output to `log`. Raises PlatformError."""
+        ...
+
+    async def close(self) -> None:
+        """Kills all replicas; returns when they are gone."""
+        ...
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+class FreshLauncher:
+    """`python -m functions.server` for each replica."""
+
+    def __init__(self) -> None:
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._processes: set[Process] = set()
+
+    async def start(self, settings: Settings, path: Path, log: Path) -> Process:
+        arguments = ["--parent", str(os.getpid())]
+        for name, value in settings.items():
+            text = json.dumps(value) if name == "options" else str(value)
+            arguments += [f"--{name.replace('_', '-')}", text]
+        env = {**os.environ, "OMP_NUM_THREADS": str(settings["threads"])}
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, log.open("ab") as output:
+            try:
+                listener.bind(str(path))
+                listener.listen(128)
+                child = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "functions.server", *arguments, "--fd", str(listener.fileno()),
+                    stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
+                    pass_fds=(listener.fileno(),), start_new_session=True, env=env,
+                )  # fmt: skip
+            except OSError as error:
+                raise PlatformError(f"cannot start a process for {settings['name']}: {error}") from error
+        pid = child.pid
+        process = Process(pid, asyncio.get_running_loop().create_future(), lambda: _kill_group(pid))
+
+        async def watch() -> None:
+            process.exited.set_result(await child.wait())
+            self._processes.discard(process)
+
+        self._processes.add(process)
+        task = asyncio.create_task(watch())
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
+        return process
+
+    async def close(self) -> None:
+        for process in list(self._processes):
+            process.kill()
+        await asyncio.gather(*list(self._watchers))
+
+
+class WarmLauncher:
+    """Forks replicas from a warm parent (functions/warm.py), which is started with the first of them, or by `warm`."""
+
+    def __init__(self, kinds: Sequence[str], log: Path) -> None:
+        self._kinds = list(kinds)
+        self._log = log
+        self._parent: asyncio.Task[_Parent] | None = None
+
+    def warm(self) -> None:
+        """Starts the parent if there is none, without waiting for it."""
+        self._live_parent()
+
+    def _live_parent(self) -> asyncio.Task[_Parent]:
+        task = self._parent
+        if task is None or (task.done() and (task.exception() is not None or task.result().ended.done())):
+            self._parent = task = asyncio.create_task(_Parent.start(self._kinds, self._log))
+        return task
+
+    async def start(self, settings: Settings, path: Path, log: Path) -> Process:
+        parent = await asyncio.shield(self._live_parent())
+        return await parent.fork(settings, path, log)
+
+    async def close(self) -> None:
+        task, self._parent = self._parent, None
+        if task is None:
+            return
+        if not task.done():
+            task.cancel()
+        with contextlib.suppress(PlatformError, asyncio.CancelledError):
+            await (await task).close()
+
+
+class _Parent:
+    """A warm parent that is ready."""
+
+    def __init__(
+        self, child: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._child, self._reader, self._writer = child, reader, writer
+        self._forked: dict[str, asyncio.Future[int]] = {}
+        self._exited: dict[str, asyncio.Future[int]] = {}
+        self.ended = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, kinds: Sequence[str], log: Path) -> _Parent:
+        ours, theirs = socket.socketpair()
+        with theirs, log.open("ab") as output:
+            child = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "functions.warm", "--parent", str(os.getpid()), *kinds,
+                stdin=theirs.fileno(), stdout=output, stderr=output,
+            )  # fmt: skip
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            ready = await reader.readline()
+        except BaseException:
+            writer.close()
+            child.kill()
+            await child.wait()
+            raise
+        if not ready:
+            writer.close()
+            code = await child.wait()
+            raise PlatformError(f"the warm parent ended with exit code {code}: {last_line(log)} (see {log})")
+        return cls(child, reader, writer)
+
+    async def fork(self, settings: Settings, path: Path, log: Path) -> Process:
+        name = settings["name"]
+        loop = asyncio.get_running_loop()
+        forked: asyncio.Future[int] = loop.create_future()
+        exited: asyncio.Future[int] = loop.create_future()
+        if self.ended.done():
+            raise PlatformError(f"cannot start {name}: the warm parent is gone")
+        self._forked[name], self._exited[name] = forked, exited
+        self._tell({"start": {"socket": str(path), "log": str(log), "settings": dict(settings)}})
+        return Process(await forked, exited, lambda: self._tell({"kill": name}))
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        if not self.ended.done():
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def _read(self) -> None:
+        """Until the parent ends; its replicas end with it."""
+        with contextlib.suppress(ConnectionError):
+            while line := await self._reader.readline():
+                [(what, said)] = json.loads(line).items()
+                name = said["name"]
+                if what == "started":
+                    _set(self._forked.pop(name), said["pid"])
+                elif what == "exited":
+                    _set(self._exited.pop(name), said["code"])
+                else:
+                    self._exited.pop(name)
+                    self._forked.pop(name).set_exception(PlatformError(f"{name}: {said['message']}"))
+        self._writer.close()
+        await self._child.wait()
+        for future in self._forked.values():
+            if not future.done():
+                future.set_exception(PlatformError("the warm parent ended"))
+        for future in self._exited.values():
+            _set(future, -signal.SIGKILL)
+
+    async def close(self) -> None:
+        self._writer.close()
+        await self.ended
+
+
+def _set(future: asyncio.Future[int], value: int) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says something; empty when there is none."""
+    try:
+        lines = log.read_text(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
