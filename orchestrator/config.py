@@ -158,8 +158,6 @@ class FunctionConfig(Section):
     memory_gb: float = Field(2.0, gt=0)
     usd_per_hour: float = Field(0.0, ge=0)
     """Price of one replica while it exists."""
-    keep_warm: bool = False
-    """Hold its replicas for the whole job instead of letting them go to zero (what a reserved cluster does)."""
 
 
 class ExchangeConfig(Section):
@@ -173,6 +171,13 @@ class PlatformConfig(Section):
     kind: Literal["local"] = "local"
     warm_parent: bool = True
     """Fork replicas from one process that has the libraries loaded; false: each replica starts afresh."""
+
+
+class PlannerConfig(Section):
+    """Who decides on replicas, shards and what stays warm."""
+
+    keep_warm: bool = False
+    """Hold every function's replicas for the whole job (what a reserved cluster does) instead of going to zero."""
 
 
 class LimitsConfig(Section):
@@ -219,6 +224,7 @@ class JobConfig(Section):
     functions: Mapping[str, FunctionConfig] = {}
     exchange: ExchangeConfig = ExchangeConfig()
     platform: PlatformConfig = PlatformConfig()
+    planner: PlannerConfig = PlannerConfig()
     limits: LimitsConfig = LimitsConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

@@ -1,11 +1,11 @@
 """Every error that a user can meet. Each is one line: what is wrong, where, and what would be right.
 
-    OrchestratorError
-    ├── ConfigError        the job file            (exit code 2)
-    ├── DataError          the data set            (exit code 2)
-    ├── RunError           the run directory, or a job that cannot go on (exit code 1)
-    │   └── Fenced         another orchestrator has taken the run over
-    └── CallFailed         a function's call failed for good (exit code 1)
+OrchestratorError
+├── ConfigError        the job file            (exit code 2)
+├── DataError          the data set            (exit code 2)
+├── RunError           the run directory, or a job that cannot go on (exit code 1)
+│   └── Fenced         another orchestrator has taken the run over
+└── CallFailed         a function's call failed for good (exit code 1)
 """
 
 from __future__ import annotations
@@ -37,3 +37,9 @@ class Fenced(RunError):
 
 class CallFailed(OrchestratorError):
     """A call failed for good: a fatal error, or one attempt too many."""
+
+
+class Stopped(OrchestratorError):
+    """The job was cancelled: what is committed stays."""
+
+    exit_code = 130

@@ -1,9 +1,9 @@
 """Replicas follow the work: a function's are asked for when a stage opens, and let go as its calls end.
 
-    async with fleet.stage("reward", replicas=2) as stage:     2 wanted from the first call on
-        async for event in stage.call(call): ...
-        stage.no_more()                                        from here on, no more replicas than open calls
-                                                               closed: none, unless the function is kept
+async with fleet.stage("reward", replicas=2) as stage:     2 wanted from the first call on
+    async for event in stage.call(call): ...
+    stage.no_more()                                        from here on, no more replicas than open calls
+                                                           closed: none, unless the function is kept
 """
 
 from __future__ import annotations
@@ -39,11 +39,6 @@ class Stage:
             return 0
         return self.replicas if self.more else min(self.replicas, self.open_calls)
 
-    async def prewarm(self) -> None:
-        """Starts the replicas ahead of the first call."""
-        self.used = True
-        await self.fleet.settle(self.function)
-
     async def no_more(self) -> None:
         """No call will be added: replicas go as the open calls end."""
         self.more = False
@@ -71,6 +66,7 @@ class Fleet:
         self._on_change = on_change
         self._stages: dict[str, list[Stage]] = {}
         self._kept: dict[str, int] = {}
+        self._warm: dict[str, int] = {}
         self._told: dict[str, int] = {}
 
     @asynccontextmanager
@@ -81,7 +77,14 @@ class Fleet:
             yield stage
         finally:
             self._stages[function].remove(stage)
+            self._warm.pop(function, None)
             await asyncio.shield(self.settle(function))
+
+    async def prewarm(self, function: str, replicas: int, delay_s: float) -> None:
+        """Starts replicas `delay_s` from now, ahead of the function's first call; they stay while it has a stage."""
+        await asyncio.sleep(delay_s)
+        self._warm[function] = replicas
+        await self.settle(function)
 
     def stages_open(self) -> list[str]:
         """The functions at work now, in the order in which their stages were opened."""
@@ -89,7 +92,8 @@ class Fleet:
         return list(dict.fromkeys(stage.function for stage in sorted(stages, key=lambda s: s.opened_s)))
 
     async def keep(self, functions: Iterable[str], replicas: Callable[[str], int]) -> None:
-        """From now on these functions' replicas stay when they are idle; all others go."""
+        """From now on these functions' replicas stay when they are idle; all others go, prewarmed ones too."""
+        self._warm.clear()
         self._kept = {name: replicas(name) for name in functions}
         for name in {*self._told, *self._kept}:
             await self.settle(name)
@@ -98,7 +102,7 @@ class Fleet:
         """Tells the platform how many replicas are wanted, if that has changed."""
         asked = sum(stage.wanted for stage in self._stages.get(function, ()))
         limit = max((stage.replicas for stage in self._stages.get(function, ())), default=0)
-        wanted = max(min(asked, limit), self._kept.get(function, 0))
+        wanted = max(min(asked, limit), self._kept.get(function, 0), self._warm.get(function, 0))
         if self._told.get(function, 0) != wanted:
             self._told[function] = wanted
             await self.platform.scale(function, wanted)

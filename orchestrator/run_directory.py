@@ -1,10 +1,10 @@
 """The run directory `runs/<job>/`: what a person finds of a job, and the lock that keeps two orchestrators apart.
 
-    run.json       format and how the job was started     trace.json    opens in Perfetto
-    job.toml       the resolved job                       samples/      prompt, response, reward of each step
-    journal/       the committed history                  model/        the final policy, for transformers
-    metrics.jsonl  one line a step                        tensorboard/  event files
-    cost.json      replica-seconds and dollars            lock          held while an orchestrator works
+run.json       format and how the job was started     trace.json    opens in Perfetto
+job.toml       the resolved job                       samples/      prompt, response, reward of each step
+journal/       the committed history                  model/        the final policy, for transformers
+metrics.jsonl  one line a step                        tensorboard/  event files
+cost.json      replica-seconds and dollars            lock          held while an orchestrator works
 """
 
 from __future__ import annotations

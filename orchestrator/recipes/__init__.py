@@ -21,9 +21,19 @@ from orchestrator.recipes.safe_rlhf import safe_rlhf
 RECIPES: dict[str, Recipe] = {
     r.name: r
     for r in (
-        ppo, grpo, dr_grpo, rloo, remax, reinforce_plus_plus, reinforce_plus_plus_baseline, dapo, gspo, cispo,
-        safe_rlhf, distillation,
-    )  # fmt: skip
+        ppo,
+        grpo,
+        dr_grpo,
+        rloo,
+        remax,
+        reinforce_plus_plus,
+        reinforce_plus_plus_baseline,
+        dapo,
+        gspo,
+        cispo,
+        safe_rlhf,
+        distillation,
+    )
 }
 
 

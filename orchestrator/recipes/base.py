@@ -43,7 +43,7 @@ def recipe(*, paper: str, models: tuple[str, ...] = ("actor",), **settings: Any)
     """Makes a dataflow function a Recipe of the function's name."""
 
     def decorate(dataflow: Dataflow) -> Recipe:
-        name: str = dataflow.__name__  # type: ignore[attr-defined]  # a function
+        name: str = dataflow.__name__
         return Recipe(name, dataflow, paper, models, settings)
 
     return decorate

@@ -15,7 +15,7 @@ async def dapo(step: Step) -> None:
     scores.append(step.reward(samples))
     rounds, kept = [samples], informative(await step.column("score", samples, *scores))
     while len(kept) < len(step.prompts.tokens) and len(rounds) < step.settings["max_rounds"]:
-        prompts = await step.more_prompts()
+        prompts = step.more_prompts()
         rounds.append(step.generate(prompts, name=f"gen{len(rounds)}"))
         scores.append(step.reward(rounds[-1], prompts))
         kept += informative(await step.column("score", rounds[-1], scores[-1]))

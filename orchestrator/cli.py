@@ -1,0 +1,122 @@
+"""The command line. Every failure is one line on standard error and an exit code (orchestrator/errors.py)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator import doctor, tables
+from orchestrator.config import load_job
+from orchestrator.errors import OrchestratorError, RunError
+from orchestrator.recipes import RECIPES
+from orchestrator.recorder import Recorder
+from orchestrator.run_directory import RunDirectory
+from orchestrator.session import Run, train
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    try:
+        code: int = given.command(given) or 0
+    except OrchestratorError as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlhf-orchestrate", description="RLHF where every stage is a function that exists only while it works."
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    run = commands.add_parser("run", help="run a job from its file")
+    run.add_argument("job", type=Path, help="job file (TOML)")
+    run.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings over those of the file")
+    run.add_argument("--run-dir", type=Path, help="where the run is kept (default: runs/<name of the job>)")
+    run.add_argument("--no-warm-parent", action="store_true", help="start each replica afresh: slower, less memory")
+    run.set_defaults(command=_run)
+
+    for name, command, text in (
+        ("resume", _resume, "go on with a run from its last committed step"),
+        ("status", _status, "how far a run has come"),
+        ("cost", _cost, "replica-seconds and dollars by function and step"),
+        ("cancel", _cancel, "stop the orchestrator that works on a run; what is committed stays"),
+    ):
+        sub = commands.add_parser(name, help=text)
+        sub.add_argument("run", type=Path, help="run directory")
+        sub.set_defaults(command=command)
+
+    commands.add_parser("recipes", help="list the algorithms").set_defaults(command=_recipes)
+    check = commands.add_parser("doctor", help="check this machine, or a job's exchange and model")
+    check.add_argument("job", type=Path, nargs="?", help="job file (TOML)")
+    check.set_defaults(command=_doctor)
+    return parser
+
+
+def _run(given: argparse.Namespace) -> int:
+    overrides = [*given.overrides, *(["platform.warm_parent=false"] if given.no_warm_parent else [])]
+    job = load_job(given.job, overrides)
+    directory = RunDirectory.create(given.run_dir or Path("runs") / job.name, job)
+    return _train(Run(job, directory))
+
+
+def _resume(given: argparse.Namespace) -> int:
+    directory = RunDirectory.open(given.run)
+    return _train(Run(directory.job, directory))
+
+
+def _train(run: Run) -> int:
+    model = train(run, Recorder(run.job, run.directory))
+    print(f"model: {model}")
+    return 0
+
+
+def _status(given: argparse.Namespace) -> int:
+    tables.print_status(RunDirectory.open(given.run))
+    return 0
+
+
+def _cost(given: argparse.Namespace) -> int:
+    tables.print_cost(RunDirectory.open(given.run))
+    return 0
+
+
+def _cancel(given: argparse.Namespace) -> int:
+    directory = RunDirectory.open(given.run)
+    process = directory.holder()
+    if process is None:
+        raise RunError(f"{directory.path}: nobody is working on this run")
+    os.kill(process, signal.SIGTERM)
+    for _ in range(300):
+        if directory.holder() != process:
+            print(f"{directory.path}: stopped; go on with `rlhf-orchestrate resume {directory.path}`")
+            return 0
+        time.sleep(0.1)
+    raise RunError(f"{directory.path}: process {process} has not ended within 30 s of SIGTERM")
+
+
+def _recipes(_given: argparse.Namespace) -> int:
+    for recipe in RECIPES.values():
+        print(f"{recipe.name}\n    {recipe.summary}\n    {recipe.paper}")
+        settings = ", ".join(f"{key} = {value!r}" for key, value in recipe.settings.items())
+        print(f"    models: {', '.join(recipe.models)}\n    settings: {settings}\n")
+    return 0
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    job = None if given.job is None else load_job(given.job)
+    return doctor.report(doctor.check(job))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

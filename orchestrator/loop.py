@@ -1,0 +1,227 @@
+"""The loop of a job.
+
+      journal's last record: versions, data cursor
+                  |
+                  v
+   +--> draw prompts --> planner.plan --> the recipe's dataflow (step.py) --> validate --> journal.commit --+
+   |                                        generate -+-> reward ----+                                      |
+   |                                                  +-> reference -+-> train -> version v+1               |
+   |                                                                                                        |
+   +---- planner.observe <-- delete what the step no longer needs <-- functions with nothing to do: zero <--+
+
+One step at a time, in one task; a step's stages run side by side in tasks of the step's TaskGroup: the first failure
+ends them all, and nothing of the step is committed. A crash anywhere loses at most the step: `resume` finds the last
+record, and the results of the calls that had ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from functions.wire import Version
+from orchestrator import versions as model_versions
+from orchestrator.config import JobConfig
+from orchestrator.data import Cursor
+from orchestrator.dataflow import PromptSet, Report, Span
+from orchestrator.errors import RunError
+from orchestrator.fleet import Fleet
+from orchestrator.journal import Journal, Record
+from orchestrator.planner.base import FunctionLimits, Planner, Prompt, StepObservation, StepPlan, StepRequest
+from orchestrator.prompts import Draw, PromptSource
+from orchestrator.recipes.base import Recipe
+from orchestrator.step import Step
+from orchestrator.store import Store
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A committed step, as observers get it."""
+
+    record: Record
+    report: Report
+    plan: StepPlan
+    start_s: float
+    stop_s: float
+
+
+@dataclass
+class Loop:
+    """Runs a job from its last committed step to its end. `cost_usd` tells what the job has cost until now."""
+
+    job: JobConfig
+    recipe: Recipe
+    prompts: PromptSource
+    store: Store
+    journal: Journal
+    fleet: Fleet
+    planner: Planner
+    epoch: int
+    limits: Mapping[str, FunctionLimits]
+    settings: Mapping[str, Any]
+    """What every train call gets: the recipe's settings, and the job's over them."""
+    cost_usd: Callable[[], float]
+    on_commit: Callable[[StepResult], None]
+
+    async def run(self) -> None:
+        """Steps until the job's last. Raises the first failure, with nothing of the failed step committed."""
+        if self.journal.last is None:
+            await self._commit_start()
+        while len(self.journal.records) <= self.job.steps:
+            await self._step(len(self.journal.records))
+        await self.fleet.keep((), lambda _name: 0)
+
+    @property
+    def last(self) -> Record:
+        last = self.journal.last
+        assert last is not None, "step 0 is committed before anything reads it"
+        return last
+
+    async def _commit_start(self) -> None:
+        """Step 0: the models that the job starts from, the first validation."""
+        clock = asyncio.get_running_loop().time
+        start_s = clock()
+        versions = await model_versions.import_models(self.store, self.job, self.recipe.models)
+        plan = self._plan(PromptSet([], []), 0)
+        report = Report()
+        if self.job.validation.every and self.job.validation.at_start:
+            await self._validate(0, versions, plan, report)
+        await self._commit(versions, Cursor.start(self.job.seed), report, plan, start_s)
+
+    async def _step(self, number: int) -> None:
+        clock = asyncio.get_running_loop().time
+        start_s = clock()
+        cost_usd = self.cost_usd()
+        draw = Draw(self.prompts, Cursor.from_json(self.last.history["cursor"]), self.job.data.prompts_per_step)
+        prompts = draw.next()
+        plan = self._plan(prompts, number)
+        await self.fleet.keep(plan.keep, lambda name: plan.replicas[name])
+        report = Report()
+        versions = self.last.versions
+        async with asyncio.TaskGroup() as tasks:
+            step = self._new_step(number, versions, prompts, plan, report, tasks, draw.next)
+            for function, delay_s in plan.prewarm_s.items():
+                tasks.create_task(self.fleet.prewarm(function, plan.replicas[function], delay_s))
+            await self.recipe.dataflow(step)
+        versions = versions | step.trained
+        if self._validates(number):
+            await self._validate(number, versions, plan, report)
+        lengths = {prompts.rows[g]["prompt_id"]: n for g, n in report.lengths.items() if g < len(prompts.rows)}
+        step_cost_usd = self.cost_usd() - cost_usd
+        report.observed |= self.planner.observe(
+            StepObservation(number, clock() - start_s, step_cost_usd, lengths, report.calls)
+        )
+        await self._commit(versions, draw.cursor, report, plan, start_s)
+
+    def _validates(self, number: int) -> bool:
+        every = self.job.validation.every
+        return bool(every) and (number % every == 0 or number == self.job.steps)
+
+    def _plan(self, prompts: PromptSet, number: int) -> StepPlan:
+        return self.planner.plan(
+            StepRequest(
+                step=number,
+                prompts=[
+                    Prompt(group, row["prompt_id"], tuple(tokens), row["data_source"])
+                    for group, tokens, row in zip(prompts.groups, prompts.tokens, prompts.rows, strict=True)
+                ],
+                samples_per_prompt=self.job.rollout.n,
+                max_response_length=self.job.rollout.max_response_length,
+                functions=self.limits,
+            )
+        )
+
+    def _new_step(
+        self, number: int, versions: dict[str, Version], prompts: PromptSet, plan: StepPlan, report: Report,
+        tasks: asyncio.TaskGroup, draw: Callable[[], PromptSet],
+    ) -> Step:  # fmt: skip
+        job = self.job
+        return Step(
+            number=number,
+            epoch=self.epoch,
+            seed=job.seed,
+            prompts=prompts,
+            plan=plan,
+            versions=versions,
+            settings=self.settings,
+            sampling=job.rollout.model_dump(exclude={"n", "engine", "slots"}),
+            samples_per_prompt=job.rollout.n,
+            scorer=job.reward.model_dump(exclude={"model"}),
+            deterministic=job.deterministic,
+            fleet=self.fleet,
+            store=self.store,
+            tasks=tasks,
+            call_s=job.limits.call_s,
+            lifetime_s=job.exchange.lifetime_s,
+            draw=draw,
+            report=report,
+        )
+
+    async def _validate(self, number: int, versions: dict[str, Version], plan: StepPlan, report: Report) -> None:
+        """Greedy (or as [validation] says) responses to the held-out prompts, scored by the job's scorer."""
+        clock = asyncio.get_running_loop().time
+        start_s = clock()
+        prompts, config = self.prompts.validation(), self.job.validation
+        scored = Report()
+        async with asyncio.TaskGroup() as tasks:
+            step = self._new_step(number, versions, prompts, plan, scored, tasks, no_more_prompts)
+            samples = step.generate(n=config.n, temperature=config.temperature, name="validate")
+            columns = step.reward(samples, name="validate_reward")
+            scores = await step.column("score", samples, columns)
+            accuracy = await step.column("acc", samples, columns) or scores
+        report.metrics |= validation_metrics(prompts, accuracy, scores, config.n)
+        report.calls += scored.calls
+        report.spans.append(Span("testing", "generate", start_s, clock()))
+
+    async def _commit(
+        self, versions: dict[str, Version], cursor: Cursor, report: Report, plan: StepPlan, start_s: float
+    ) -> None:
+        number = len(self.journal.records)
+        stop_s = asyncio.get_running_loop().time()
+        learned = {"training/global_step": float(number), "training/epoch": float(cursor.epoch)} | report.metrics
+        record = await self.journal.commit(
+            history={
+                "weights": await model_versions.digests(self.store, set(versions.values())),
+                "cursor": cursor.to_json(),
+                "metrics": learned,
+            },
+            pointers={"versions": {model: version.to_json() for model, version in versions.items()}},
+            observed={"metrics": observed_metrics(report, plan, start_s, stop_s), "cost_usd": self.cost_usd()},
+        )
+        self.on_commit(StepResult(record, report, plan, start_s, stop_s))
+        await model_versions.keep(self.store, [r.versions for r in self.journal.records], self.job.checkpoints.keep)
+        for prefix in (f"calls/s{number:06d}.", f"batches/s{number:06d}/"):
+            await self.store.delete(prefix)
+
+
+def no_more_prompts() -> PromptSet:
+    raise RunError("validation draws no further prompts")
+
+
+def validation_metrics(
+    prompts: PromptSet, accuracy: Mapping[int, Sequence[float]], scores: Mapping[int, Sequence[float]], n: int
+) -> dict[str, float]:
+    """verl's `val-core/<data_source>/acc/mean@n`, and the mean score beside it."""
+    metrics: dict[str, float] = {}
+    for source in sorted({row["data_source"] for row in prompts.rows}):
+        groups = [g for g, row in zip(prompts.groups, prompts.rows, strict=True) if row["data_source"] == source]
+        for name, values in (("val-core/{}/acc/mean@{}", accuracy), ("val-core/{}/reward/mean@{}", scores)):
+            found = [value for group in groups for value in values.get(group, ())]
+            if found:
+                metrics[name.format(source, n)] = sum(found) / len(found)
+    return metrics
+
+
+def observed_metrics(report: Report, plan: StepPlan, start_s: float, stop_s: float) -> dict[str, float]:
+    """verl's timing_s/*, timing_per_token_ms/* and perf/* of a step."""
+    seconds: dict[str, float] = {}
+    for span in report.spans:
+        seconds[span.name] = seconds.get(span.name, 0.0) + span.stop_s - span.start_s
+    metrics = {f"timing_s/{name}": value for name, value in seconds.items()} | {"timing_s/step": stop_s - start_s}
+    if report.tokens:
+        metrics |= {f"timing_per_token_ms/{name}": 1e3 * value / report.tokens for name, value in seconds.items()}
+        metrics["perf/total_num_tokens"] = float(report.tokens)
+        metrics["perf/throughput"] = report.tokens / (stop_s - start_s) / max(1, plan.replicas["generate"])
+    return metrics | report.observed | {"perf/time_per_step": stop_s - start_s}

@@ -1,0 +1,84 @@
+"""The calls of one generation: a call for each shard, and the tail's migration."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from functions.wire import Call, Ref
+from orchestrator.dataflow import Finished, Samples
+from orchestrator.fleet import Stage
+from orchestrator.store import Store
+
+CUT_LIFETIME_S = 86400.0
+
+
+@dataclass
+class Rollout:
+    """The calls of one generation, and when its tail is cut."""
+
+    call: Callable[[Sequence[Ref]], Call]
+    """Makes the call for a shard."""
+    store: Store
+    unfinished: int
+    cut_below: int
+    migrate_to: int
+    finished: list[Finished] = field(default_factory=list)
+    _cut: bool = False
+    _open: list[Call] = field(default_factory=list)
+
+    @property
+    def response_tokens(self) -> int:
+        return sum(sum(item.length) for item in self.finished)
+
+    async def run(self, stage: Stage, shards: Sequence[Sequence[Ref]], samples: Samples) -> list[Finished]:
+        """One call a shard, side by side; returns what a cut left unfinished."""
+        leftovers: list[Finished] = []
+        stage.more, stage.replicas = True, min(stage.replicas, len(shards))
+        async with asyncio.TaskGroup() as calls:
+            for refs in shards:
+                calls.create_task(self._shard(stage, refs, samples, leftovers))
+            await asyncio.sleep(0)
+            if not self.cut_below or self._cut:
+                await stage.no_more()
+        return leftovers
+
+    async def _shard(self, stage: Stage, refs: Sequence[Ref], samples: Samples, leftovers: list[Finished]) -> None:
+        call = self.call(refs)
+        self._open.append(call)
+        try:
+            async for event in stage.call(call):
+                if event.kind == "samples":
+                    finished = Finished.of(event)
+                    self.unfinished -= len(finished.group)
+                    self.finished.append(finished)
+                    samples.put(finished)
+                    await self._cut_tail()
+                elif event.kind == "cut" and event.ref is not None:
+                    leftovers.append(Finished.of(event))
+        finally:
+            self._open.remove(call)
+
+    async def _cut_tail(self) -> None:
+        """Asks all open calls for their unfinished samples, once, when few enough are left to go on elsewhere."""
+        if not self._cut and 0 < self.unfinished <= self.cut_below and len(self._open) > self.migrate_to:
+            self._cut = True
+            for call in list(self._open):
+                await self.store.put(call.cut_key, b"cut", lifetime_s=CUT_LIFETIME_S)
+
+
+def deal(prompts: int, n: int, replicas: int) -> list[list[int]]:
+    """Samples of `prompts` prompts to `replicas` shards, a prompt's samples together."""
+    return [[row * n + k for row in range(first, prompts, replicas) for k in range(n)] for first in range(replicas)]
+
+
+def regroup(leftovers: Sequence[Finished], calls: int) -> list[list[Ref]]:
+    """Cut shards to `calls` calls, the fullest first to the emptiest call."""
+    shards: list[list[Ref]] = [[] for _ in range(min(calls, len(leftovers)))]
+    loads = [0] * len(shards)
+    for item in sorted(leftovers, key=lambda item: (-len(item.group), item.ref.key)):
+        lightest = loads.index(min(loads))
+        shards[lightest].append(item.ref)
+        loads[lightest] += len(item.group)
+    return shards

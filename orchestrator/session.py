@@ -1,0 +1,133 @@
+"""One execution of a job on this machine: takes the run's lock and lease, puts the parts together, runs the loop.
+
+run directory --lock--> lease (epoch) --> journal --> platform --> loop --> model/
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from functions.exchange.base import Exchange, ExchangeError, check_key
+from functions.exchange.open import open_exchange
+from orchestrator.config import JobConfig
+from orchestrator.errors import ConfigError, OrchestratorError, RunError, Stopped
+from orchestrator.fleet import Fleet
+from orchestrator.invoke import Invoker, Limits, RetryPolicy
+from orchestrator.journal import Journal
+from orchestrator.lease import take_lease
+from orchestrator.loop import Loop
+from orchestrator.planner.static import StaticPlanner
+from orchestrator.platforms.local import LocalPlatform
+from orchestrator.prompts import PromptSource
+from orchestrator.recipes import find_recipe
+from orchestrator.recorder import Recorder
+from orchestrator.run_directory import RunDirectory
+from orchestrator.specs import function_limits, function_specs
+from orchestrator.store import Store
+from orchestrator.versions import export
+
+
+@dataclass(frozen=True)
+class Run:
+    """A job and where it lives."""
+
+    job: JobConfig
+    directory: RunDirectory
+
+    @property
+    def exchange(self) -> tuple[str, str]:
+        """URL and root of the job's exchange; the default is the run directory itself."""
+        if self.job.exchange.url is not None:
+            return self.job.exchange.url, self.job.name
+        path = self.directory.path.resolve()
+        return str(path.parent), path.name
+
+    def open_exchange(self) -> Exchange:
+        url, root = self.exchange
+        try:
+            return open_exchange(url, check_key(root))
+        except ValueError as error:
+            raise ConfigError(f"exchange.url: {error}") from error
+        except ExchangeError as error:
+            raise RunError(f"exchange {url}: {error}") from error
+
+
+async def execute(run: Run, recorder: Recorder) -> Path:
+    """Runs the job from its last commit to its end; returns the directory of the final model.
+
+    Raises OrchestratorError (one line). Whatever happens, functions go to zero before it returns.
+    """
+    job, directory = run.job, run.directory
+    recipe = find_recipe(job.recipe)
+    source = PromptSource.load(job)
+    with directory.lock():
+        store = Store(run.open_exchange(), patience_s=job.limits.store_s)
+        epoch = await take_lease(store.durable, f"{os.uname().nodename} {os.getpid()}")
+        journal = await Journal.open(store.durable)
+        url, root = run.exchange
+        platform = LocalPlatform(url, root, log_dir=directory.path / "logs", warm_parent=job.platform.warm_parent)
+        specs = function_specs(job, recipe)
+        invoker = Invoker(
+            platform,
+            retry=RetryPolicy(attempts=job.limits.attempts),
+            limits=Limits(heartbeat_s=job.limits.heartbeat_s),
+            seed=job.seed,
+        )
+        loop = Loop(
+            job=job,
+            recipe=recipe,
+            prompts=source,
+            store=store,
+            journal=journal,
+            fleet=Fleet(platform, invoker, on_change=recorder.changed),
+            planner=StaticPlanner(keep_warm=job.planner.keep_warm),
+            epoch=epoch,
+            limits=function_limits(job, specs),
+            settings=dict(recipe.settings) | job.train_settings(),
+            cost_usd=recorder.cost_usd,
+            on_commit=recorder.committed,
+        )
+        with recorder.watching(loop, platform):
+            try:
+                await platform.deploy(specs)
+                await loop.run()
+            finally:
+                await platform.close()
+        return await export(store, journal.records[-1].versions["actor"], directory.path / "model")
+
+
+def train(run: Run, recorder: Recorder) -> Path:
+    """`execute` in an event loop of its own; SIGINT and SIGTERM end it in order, with functions at zero."""
+
+    async def main() -> Path:
+        task = asyncio.current_task()
+        assert task is not None, "inside asyncio.run"
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        try:
+            return await execute(run, recorder)
+        except asyncio.CancelledError:
+            raise Stopped(f"stopped; go on with `rlhf-orchestrate resume {run.directory.path}`") from None
+        except BaseExceptionGroup as group:
+            raise first_failure(group) from None
+
+    return asyncio.run(main())
+
+
+def first_failure(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The failure that ended a task group: the first one in it that a user can read, else the first."""
+    leaves = list(_leaves(group))
+    return next((e for e in leaves if isinstance(e, OrchestratorError)), leaves[0])
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

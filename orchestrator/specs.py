@@ -1,0 +1,50 @@
+"""The functions of a job: which there are, what each is told, what each costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.config import JobConfig
+from orchestrator.planner.base import FunctionLimits
+from orchestrator.platforms.base import FunctionSpec
+from orchestrator.recipes.base import Recipe
+from orchestrator.versions import CRITICS
+
+
+def function_specs(job: JobConfig, recipe: Recipe) -> list[FunctionSpec]:
+    """In the order in which a step first uses them."""
+    model = {"dtype": job.model.dtype}
+    train = model | {"deterministic": job.deterministic}
+    specs = [
+        _spec(job, "generate", "generate", model | {
+            "engine": job.rollout.engine, "slots": job.rollout.slots, "deterministic": job.deterministic,
+        }),
+        _spec(job, "reward", "reward", {}),
+    ]  # fmt: skip
+    if "reference" in recipe.models:
+        specs.append(_spec(job, "reference", "reference", model))
+    critics = [critic for critic in CRITICS if critic in recipe.models]
+    specs += [_spec(job, critic, "reference", model) for critic in critics]
+    specs += [_spec(job, f"train-{critic}", "train", train) for critic in critics]
+    return [*specs, _spec(job, "train", "train", train)]
+
+
+def _spec(job: JobConfig, name: str, kind: str, options: dict[str, Any]) -> FunctionSpec:
+    config = job.function(name)
+    return FunctionSpec(
+        name=name,
+        kind=kind,
+        options=options,
+        max_replicas=config.replicas,
+        gpus=config.gpus,
+        cpus=config.threads,
+        memory_gb=config.memory_gb,
+        usd_per_hour=config.usd_per_hour,
+    )
+
+
+def function_limits(job: JobConfig, specs: list[FunctionSpec]) -> dict[str, FunctionLimits]:
+    return {
+        spec.name: FunctionLimits(spec.max_replicas, spec.usd_per_hour, spec.gpus, max_batch=job.rollout.slots)
+        for spec in specs
+    }

@@ -1,0 +1,72 @@
+"""The job's models as versions: where they start, what identifies them, which are kept, and the final export."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from functions.exchange.base import checksum
+from functions.weights.base import import_model
+from functions.weights.manifest import keep_only, read_manifest
+from functions.weights.materialize import materialize
+from functions.wire import Version
+from orchestrator.config import JobConfig
+from orchestrator.errors import ConfigError
+from orchestrator.journal import canonical
+from orchestrator.store import Store
+
+CRITICS = ("critic", "cost-critic")
+
+
+async def import_models(store: Store, job: JobConfig, models: Sequence[str]) -> dict[str, Version]:
+    """Version 0 of each of the job's models. A reference of its own only where the job names one."""
+    paths = {"actor": ("model.path", job.model.path)}
+    for model in models:
+        if model in CRITICS:
+            paths[model] = ("critic.path", job.critic.path or job.model.path)
+    if "reference" in models and job.reference.path is not None:
+        paths["reference"] = ("reference.path", job.reference.path)
+    if job.reward.model is not None:
+        paths["reward"] = ("reward.model", job.reward.model)
+    versions: dict[str, Version] = {}
+    for model, (key, path) in paths.items():
+
+        def load(model: str = model, key: str = key, path: str = path) -> Version:
+            try:
+                return import_model(store.exchange, model, Path(path))
+            except ValueError as error:
+                raise ConfigError(f"{key}: {error}") from error
+
+        versions[model] = await store.run(load)
+    if "reference" in models:
+        versions.setdefault("reference", versions["actor"])
+    return versions
+
+
+async def digests(store: Store, versions: Iterable[Version]) -> dict[str, str]:
+    """What each version's weights and optimizer state are, whatever call made them: a checksum over their hashes."""
+
+    def digest(version: Version) -> str:
+        manifest = read_manifest(store.exchange, version)
+        return checksum(canonical([[e.name, e.digest] for e in sorted((*manifest.tensors, *manifest.state),
+                                                                      key=lambda e: e.name)]))  # fmt: skip
+
+    return {version.model: await store.run(lambda version=version: digest(version)) for version in versions}  # type: ignore[misc]
+
+
+async def keep(store: Store, history: Sequence[dict[str, Version]], count: int) -> None:
+    """Deletes all but the newest `count` committed versions of each trained model, and the one the job started from."""
+    for model in history[-1]:
+        used = {v for versions in (history[0], *history[-count:]) for v in versions.values() if v.model == model}
+        if used:
+            await store.run(lambda model=model, used=used: keep_only(store.exchange, model, used))  # type: ignore[misc]
+
+
+async def export(store: Store, version: Version, directory: Path) -> Path:
+    """The version as a Hugging Face directory; what was there is replaced once the new one is whole."""
+    temporary = directory.with_name(f".{directory.name}.new")
+    shutil.rmtree(temporary, ignore_errors=True)
+    await store.run(lambda: materialize(store.exchange, version, temporary))
+    shutil.rmtree(directory, ignore_errors=True)
+    return temporary.rename(directory)

@@ -1,0 +1,92 @@
+"""Every mistake in a job file is one line: the key, what it got, what would be right."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config import JobConfig, dump_job, load_job, parse_job
+from orchestrator.errors import ConfigError
+
+GOOD: dict[str, Any] = {"name": "tiny", "steps": 3, "model": {"path": "model"}, "data": {"train": "train.jsonl"}}
+
+
+def mistakes(**changes: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse_job(GOOD | changes, base=Path("/jobs"), where="job.toml")
+    return str(caught.value).splitlines()
+
+
+def test_paths_are_relative_to_the_file() -> None:
+    job = parse_job(GOOD | {"reward": {"score": "reward.py:score"}}, base=Path("/jobs"))
+    assert job.model.path == "/jobs/model"
+    assert job.data.train == "/jobs/train.jsonl"
+    assert job.reward.score == "/jobs/reward.py:score"
+
+
+def test_a_url_or_a_rule_is_no_path() -> None:
+    for score in ("http://localhost:1/a.py:x", "rule:exact"):
+        assert parse_job(GOOD | {"reward": {"score": score}}, base=Path("/jobs")).reward.score == score
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"rolout": {}}, "job.toml: rolout: unknown key; did you mean 'rollout'?"),
+        ({"rollout": {"top": 1}}, "job.toml: rollout.top: unknown key; did you mean 'rollout.top_p'?"),
+        (
+            {"functions": {"generate": {"replicsa": 2}}},
+            "job.toml: functions.generate.replicsa: unknown key; did you mean 'functions.generate.replicas'?",
+        ),
+        ({"rollout": {"n": "8"}}, "job.toml: rollout.n: should be a valid integer, got '8'"),
+        ({"rollout": {"n": 0}}, "job.toml: rollout.n: should be greater than or equal to 1, got 0"),
+        ({"model": {}}, "job.toml: model.path: is required and was not set"),
+        (
+            {"exchange": {"url": 3}},
+            "job.toml: exchange.url: should be a valid string, got 3",
+        ),
+    ],
+)  # fmt: skip
+def test_one_line_per_mistake(changes: dict[str, Any], line: str) -> None:
+    assert mistakes(**changes) == [line]
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    assert len(mistakes(rollout={"n": 0, "nn": 1}, steps="x")) == 3
+
+
+def test_contradictions_are_told() -> None:
+    data = {"train": "a.jsonl", "validation": "b.jsonl", "validation_fraction": 0.1}
+    assert mistakes(data=data) == ["job.toml: data.validation and data.validation_fraction exclude each other: set one"]
+
+
+def test_the_resolved_job_reads_back_as_itself(tmp_path: Path) -> None:
+    job = parse_job(GOOD | {"functions": {"generate": {"replicas": 2}}}, base=tmp_path)
+    (tmp_path / "job.toml").write_text(dump_job(job))
+    assert load_job(tmp_path / "job.toml") == job
+
+
+def test_overrides(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(dump_job(parse_job(GOOD, base=tmp_path)))
+    job: JobConfig = load_job(
+        tmp_path / "job.toml", ["rollout.n=16", "name=other", "train.lr=1e-4", "functions.train.threads=2"]
+    )
+    assert (job.rollout.n, job.name, job.train.lr, job.function("train").threads) == (16, "other", 1e-4, 2)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [("rollout.n", "want key.path=value"), ("name.x=1", "'name' is a value, not a section")],
+)
+def test_bad_overrides(tmp_path: Path, override: str, message: str) -> None:
+    (tmp_path / "job.toml").write_text(dump_job(parse_job(GOOD, base=tmp_path)))
+    with pytest.raises(ConfigError, match=message):
+        load_job(tmp_path / "job.toml", [override])
+
+
+def test_a_file_that_is_none_or_no_toml(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such job file"):
+        load_job(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("name = \nx = 1\n")
+    with pytest.raises(ConfigError, match=r"bad\.toml: not TOML: .*line 1"):
+        load_job(tmp_path / "bad.toml")
