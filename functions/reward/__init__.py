@@ -1,0 +1,1 @@
+"""Scores of finished samples: by rule, by the user's function, by a reward model, by a remote service."""

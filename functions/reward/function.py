@@ -1,0 +1,180 @@
+"""The reward function: operation `score`.
+
+inputs   samples (SampleBatch, finished), rows (JSON: {"<group>": row of the data set})
+weights  policy (for its tokenizer), model (with score = "model")
+params   score       rule:<name> | path/to/file.py:function | package.module:function | model | http(s)://...
+         on_error    "fail": a sample without a score fails the call; "drop": it is left out and listed in `failed`
+         timeout_s   for one sample, default 60
+         micro_batch_tokens   of the reward model, padding included, default 16384
+done     ref Columns: "score" and every other number that the scorer gave, of the samples that have a score
+         data {"failed": [{"group", "index", "message"}], "texts": Ref of JSON lines, "seconds": of the scorer}
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from functions.function import Context, FatalError
+from functions.reward import python
+from functions.reward.remote import Remote
+from functions.reward.scorer import Failed, Item, Scored, Scorer
+from functions.samples import Columns, Finish, SampleBatch
+from functions.weights.manifest import Manifest, label, read_manifest
+from functions.wire import Call, Event, Version
+
+PARAMS = {"score", "on_error", "timeout_s", "micro_batch_tokens"}
+
+
+class RewardFunction:
+    """Keeps tokenizers and the reward model between calls. `device` and `dtype` are the reward model's."""
+
+    def __init__(self, *, device: str = "auto", dtype: str = "float32") -> None:
+        self._device, self._dtype = device, dtype
+        self._tokenizers: dict[str, Tokenizer] = {}
+        self._model: tuple[Version, Any] | None = None
+
+    def call(self, call: Call, context: Context) -> Iterator[Event]:
+        if call.operation != "score":
+            raise FatalError(f"the reward function has no operation {call.operation!r}; it has: score")
+        on_error = call.params.get("on_error", "fail")
+        if on_error not in ("fail", "drop"):
+            raise FatalError(f"on_error is {on_error!r}, wants 'fail' or 'drop'")
+        scorer = self._scorer(call, context)
+        batch = SampleBatch.concat([SampleBatch.decode(context.exchange.get(r)) for r in call.inputs["samples"]])
+        items = self._items(batch, call, context)
+        begun_s = time.perf_counter()
+        results = _same_columns(scorer.score(items), items)
+        seconds = time.perf_counter() - begun_s
+        failed = [
+            {"group": item.group, "index": item.index, "message": result.message}
+            for item, result in zip(items, results, strict=True)
+            if isinstance(result, Failed)
+        ]
+        if failed and on_error == "fail":
+            more = f" (and {len(failed) - 1} more samples without a score)" if len(failed) > 1 else ""
+            raise FatalError(f"{failed[0]['message']}{more}")
+        context.check()
+        scored = [i for i, result in enumerate(results) if isinstance(result, Scored)]
+        columns = Columns.of(batch.select(scored), sample=_columns(results))
+        texts = b"".join(_text(batch, i, items[i], results[i]) for i in range(len(items)))
+        ref = context.exchange.put(f"{call.prefix}scores", columns.encode())
+        texts_ref = context.exchange.put(f"{call.prefix}texts.jsonl", texts)
+        yield Event("done", ref, {"failed": failed, "texts": texts_ref.to_json(), "seconds": round(seconds, 6)})
+
+    def _scorer(self, call: Call, context: Context) -> Scorer:
+        unknown = set(call.params) - PARAMS
+        if unknown:
+            raise FatalError(f"unknown params of score: {sorted(unknown)}; it takes {sorted(PARAMS)}")
+        score, timeout_s = call.params.get("score"), call.params.get("timeout_s", 60.0)
+        if not isinstance(score, str):
+            raise FatalError("score wants params.score: rule:<name>, file.py:function, model, or a URL")
+        if not (isinstance(timeout_s, int | float) and timeout_s > 0):
+            raise FatalError(f"timeout_s is {timeout_s!r}, wants a number of seconds above 0")
+        if score.startswith("rule:"):
+            return python.rule(score.removeprefix("rule:"), timeout_s, context.check)
+        if score.startswith(("http://", "https://")):
+            return Remote(score, timeout_s, context.check)
+        if score == "model":
+            return self._reward_model(call, context)
+        return python.from_file(score, timeout_s, context.check)
+
+    def _reward_model(self, call: Call, context: Context) -> Scorer:
+        if "model" not in call.weights:
+            raise FatalError("score = 'model' needs the version of the reward model as weights.model")
+        from functions.models import load_reward_model, pick_device, pick_dtype  # torch: only where there is a model
+        from functions.reward.model import RewardModel
+        from functions.weights.materialize import materialize
+
+        version = call.weights["model"]
+        if self._model is None or self._model[0] != version:
+            self._model = None
+            directory = materialize(context.exchange, version, Path(context.scratch) / "reward-model")
+            try:
+                device, dtype = str(pick_device(self._device)), pick_dtype(self._dtype)
+                self._model = (version, load_reward_model(directory, dtype=dtype, device=device))
+            except ValueError as error:
+                raise FatalError(str(error)) from error
+        manifest, policy = (read_manifest(context.exchange, call.weights[role]) for role in ("model", "policy"))
+        same = _tokenizer_file(manifest, version) == _tokenizer_file(policy, call.weights["policy"])
+        tokenizer = None if same else self._tokenizer(manifest, context)
+        budget = int(call.params.get("micro_batch_tokens", 16384))
+        return RewardModel(f"reward model {label(version)}", self._model[1], tokenizer, budget, context.check)
+
+    def _items(self, batch: SampleBatch, call: Call, context: Context) -> list[Item]:
+        tokenizer = self._tokenizer(read_manifest(context.exchange, call.weights["policy"]), context)
+        rows: dict[str, Mapping[str, Any]] = {}
+        for ref in call.inputs.get("rows", ()):
+            rows |= json.loads(context.exchange.get(ref))
+        prompts, responses = batch.prompts.rows(), batch.responses.rows()
+        prompt_texts = tokenizer.decode_batch([p.tolist() for p in prompts], skip_special_tokens=False)
+        texts = tokenizer.decode_batch([r.tolist() for r in responses], skip_special_tokens=True)
+        items = []
+        for i, (group, index, prompt) in enumerate(
+            zip(batch.group.tolist(), batch.index.tolist(), batch.prompt.tolist(), strict=True)
+        ):
+            if batch.finish[i] == Finish.UNFINISHED:
+                raise FatalError(f"sample (group {group}, index {index}) is unfinished and cannot be scored")
+            if str(group) not in rows:
+                raise FatalError(f"the rows of call {call.id} lack group {group}")
+            row = rows[str(group)]
+            items.append(Item(group, index, prompt_texts[prompt], texts[i], row, prompts[prompt], responses[i]))
+        return items
+
+    def _tokenizer(self, manifest: Manifest, context: Context) -> Tokenizer:
+        checksum = _tokenizer_file(manifest, manifest.version)
+        if checksum not in self._tokenizers:
+            data = context.exchange.durable.get(manifest.files["tokenizer.json"])
+            try:
+                self._tokenizers[checksum] = Tokenizer.from_str(data.decode())
+            except Exception as error:  # tokenizers raises plain Exception
+                where = f"tokenizer.json of {label(manifest.version)}"
+                raise FatalError(f"{where} is no tokenizer: {' '.join(str(error).split())}") from error
+        return self._tokenizers[checksum]
+
+
+def _tokenizer_file(manifest: Manifest, version: Version) -> str:
+    if "tokenizer.json" not in manifest.files:
+        raise FatalError(f"the model {label(version)} has no tokenizer.json; save it with a fast tokenizer")
+    return manifest.files["tokenizer.json"].checksum
+
+
+def _same_columns(results: Sequence[Scored | Failed], items: Sequence[Item]) -> list[Scored | Failed]:
+    """Every sample has the numbers that the first one has, or it is a failure that says which it lacks."""
+    names = next((set(r.numbers) for r in results if isinstance(r, Scored)), set())
+    checked: list[Scored | Failed] = []
+    for result, item in zip(results, items, strict=True):
+        if isinstance(result, Scored) and set(result.numbers) != names:
+            odd = sorted(set(result.numbers) ^ names)
+            result = Failed(f"the scorer gave {odd} for some samples and not for others, first at {item.name}")
+        checked.append(result)
+    return checked
+
+
+def _columns(results: Sequence[Scored | Failed]) -> dict[str, Any]:
+    numbers = [result.numbers for result in results if isinstance(result, Scored)]
+    names = numbers[0] if numbers else ("score",)
+    return {name: np.array([n[name] for n in numbers], np.float32) for name in names}
+
+
+def _text(batch: SampleBatch, i: int, item: Item, result: Scored | Failed) -> bytes:
+    said: dict[str, Any] = (
+        {"score": None, "error": result.message} if isinstance(result, Failed) else {**result.numbers}
+    )
+    line = {
+        "group": item.group,
+        "index": item.index,
+        "prompt": item.prompt,
+        "response": item.response,
+        **said,
+        "finish": Finish(int(batch.finish[i])).name.lower(),
+        "version": int(batch.version[i]),
+        "tokens": int(batch.responses.lengths[i]),
+    }
+    return json.dumps(line, ensure_ascii=False).encode() + b"\n"

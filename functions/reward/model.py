@@ -1,0 +1,64 @@
+"""A reward model: transformers' sequence classifier with one label, its score read at the last token of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel
+
+from functions.models import backbone, score_head
+from functions.reward.scorer import Failed, Item, Scored, checked
+
+
+@dataclass(frozen=True)
+class RewardModel:
+    """`tokenizer` is the model's own where it is not the policy's: the text is then encoded anew, as it stands."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: Tokenizer | None
+    micro_batch_tokens: int
+    tick: Callable[[], None]
+
+    def score(self, items: Sequence[Item]) -> list[Scored | Failed]:
+        rows = [self._tokens(item) for item in items]
+        scores = np.zeros(len(items))
+        for batch in token_batches([len(row) for row in rows], self.micro_batch_tokens):
+            self.tick()
+            scores[batch] = self._forward([rows[i] for i in batch])
+        return [checked(float(score), self.name, item) for score, item in zip(scores, items, strict=True)]
+
+    def _tokens(self, item: Item) -> npt.NDArray[np.int32]:
+        if self.tokenizer is None:
+            return np.concatenate((item.prompt_tokens, item.response_tokens))
+        return np.array(self.tokenizer.encode(item.prompt + item.response, add_special_tokens=False).ids, np.int32)
+
+    @torch.inference_mode()
+    def _forward(self, rows: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.float64]:
+        lengths = torch.tensor([len(row) for row in rows])
+        tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)  # [B, T], padded at the right
+        for i, row in enumerate(rows):
+            tokens[i, : len(row)] = torch.from_numpy(row.astype(np.int64))
+        mask = (torch.arange(tokens.shape[1])[None] < lengths[:, None]).long()
+        device = self.model.device
+        states = backbone(self.model)(input_ids=tokens.to(device), attention_mask=mask.to(device)).last_hidden_state
+        last = states[torch.arange(len(rows), device=device), (lengths - 1).to(device)]  # [B, H]
+        scores: npt.NDArray[np.float64] = score_head(self.model)(last).squeeze(-1).double().cpu().numpy()
+        return scores
+
+
+def token_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Rows grouped, longest first, so that no group holds more than `budget` tokens with its padding (one row may)."""
+    batch: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batch and lengths[batch[0]] * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
