@@ -39,7 +39,8 @@ class Unavailable(ExchangeError):
 
 
 class Unsuitable(ExchangeError):
-    """The store lacks a guarantee that the exchange needs (for example, it ignores conditional puts)."""
+    """The store lacks a guarantee that the exchange needs (for example, it ignores conditional puts), or refuses us
+    (credentials, no such bucket): retrying does not help."""
 
 
 class Exchange(Protocol):

@@ -1,0 +1,364 @@
+"""The exchange in an S3-compatible bucket, by boto3: the durable one.
+
+    <root><key>                          the value; size, checksum, end of life and writer are its metadata
+    <root>+expires/<key>@<milliseconds>  written before a value with a lifetime, so that listing and sweeping find its
+                                         end without asking for every object's metadata
+    <prefix>+probe                       shows at opening whether conditional puts are honoured
+
+A value with a lifetime ends in NONCE_BYTES random bytes beyond its size: its ETag is then like no other's, and an
+expired value can be replaced by `If-Match` with exactly one winner even when old and new content are the same.
+A conditional put whose answer was lost is repeated by boto3 and then refused by our own object: the writer's sign in
+the metadata tells. What is needed of a server: docs/exchange.md.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
+
+import boto3
+import botocore.config
+from botocore.exceptions import ClientError
+
+from functions.exchange.base import (
+    Buffer,
+    Corrupt,
+    Exchange,
+    NotFound,
+    Unavailable,
+    Unsuitable,
+    check_key,
+    check_prefix,
+    check_range,
+    checksum,
+)
+from functions.exchange.s3_body import Head, Value, Views, body, parts
+from functions.exchange.s3_errors import NOT_THERE, code, s3_errors, status
+from functions.wire import Ref
+
+PART_BYTES = 64 << 20
+MULTIPART_BYTES = 512 << 20
+"""Longer values go up in parts; below, one put was as fast or faster on every server measured."""
+PART_THREADS = 4
+MAX_PUT_BYTES = 5 << 30
+"""S3's limit of a single put, and so of a conditional one."""
+LOOK_FIRST_BYTES = 1 << 20
+"""Before a longer conditional put, a HEAD: a loser need not send its value."""
+POLL_S = (0.02, 0.5)
+SWEEP_EVERY_S = 60.0
+SWEEP_KEYS = 100
+"""A put removes at most so many expired values."""
+SWEEP_GRACE_S = 3600.0
+"""They are removed only so long after their end, when nobody is about to write the same key again."""
+CONFLICT_TRIES = 10
+
+Keys = list[str]
+Marks = list[tuple[str, int]]
+
+
+class Fence(Protocol):
+    """Mutual exclusion, for stores that refuse conditional puts."""
+
+    def lock(self, key: str) -> AbstractContextManager[None]: ...
+
+
+class S3Exchange:
+    """See `Exchange`. Credentials come from boto3's chain (environment, files, the pod's identity), never from a URL.
+
+    Keys lie under `<prefix><job>/`; `fence` stands in for conditional puts where the store refuses them.
+    Raises Unsuitable when the bucket, the credentials or the store's conditional put will not do. Open it in the
+    process that uses it: connections do not survive a fork.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        job: str,
+        *,
+        endpoint: str | None = None,
+        region: str | None = None,
+        fence: Fence | None = None,
+    ) -> None:
+        self.bucket = bucket
+        self.root = f"{prefix}{job}/"
+        self.name = f"s3://{bucket}/{prefix}" + (f" at {endpoint}" if endpoint else "")
+        self.fence = fence
+        self._next_sweep = time.monotonic() + SWEEP_EVERY_S
+        self._swept_to = ""
+        config = botocore.config.Config(
+            connect_timeout=5,
+            read_timeout=60,
+            retries={"mode": "standard", "max_attempts": 3},
+            max_pool_connections=32,
+            tcp_keepalive=True,
+            request_checksum_calculation="when_required",  # values carry an xxh3; older servers know no CRC
+            response_checksum_validation="when_required",
+            s3={"addressing_style": "path" if endpoint else "auto"},
+        )
+        region = region or ("us-east-1" if endpoint else None)
+        with s3_errors("opening", self.name):
+            session = boto3.session.Session()
+            self.client = session.client("s3", endpoint_url=endpoint, region_name=region, config=config)
+            self.conditional = self._probe(f"{prefix}+probe")
+
+    @property
+    def durable(self) -> Exchange:
+        return self
+
+    def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
+        value = Value.of(key, data, lifetime_s)
+        with s3_errors(key, self.name):
+            self._mark(value)
+            if value.stored_bytes > MULTIPART_BYTES:
+                self._put_parts(value)
+            else:
+                self._put(value)
+        return value.ref
+
+    def put_if_absent(
+        self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None
+    ) -> Ref | None:
+        value = Value.of(key, data, lifetime_s)
+        if value.stored_bytes > MAX_PUT_BYTES:
+            raise Unsuitable(f"{key}: a conditional put of {value.stored_bytes} bytes; S3 takes 5 GiB in one put")
+        with s3_errors(key, self.name):
+            won = self._put_native(value) if self.conditional == "native" else self._put_fenced(value)
+        return value.ref if won else None
+
+    def get(self, key: str | Ref, *, start: int = 0, length: int | None = None) -> bytes:
+        path = key.key if isinstance(key, Ref) else key
+        whole = start == 0 and length is None
+        if not whole and (start < 0 or (length is not None and length <= 0)):
+            return self._empty(key, start, length)
+        span = {} if whole else {"Range": f"bytes={start}-{'' if length is None else start + length - 1}"}
+        with s3_errors(path, self.name):
+            try:
+                response = self.client.get_object(Bucket=self.bucket, Key=self._name(path), **span)
+            except ClientError as error:
+                if status(error) != 416:
+                    raise
+                return self._empty(key, start, length)
+            with contextlib.closing(response["Body"]) as stream:
+                head = self._current(key, Head.read(path, response))
+                _, wanted = check_range(path, head.size_bytes, start, length)
+                data: bytes = stream.read()
+        data = data if len(data) <= wanted else data[:wanted]
+        if len(data) != wanted or (whole and checksum(data) != head.checksum):
+            raise Corrupt(f"{path}: the bytes in {self.name} are not those that were written (checksum differs)")
+        return data
+
+    def list(self, prefix: str) -> Keys:
+        check_prefix(prefix)
+        with s3_errors(prefix or "listing", self.name):
+            now_ms = time.time() * 1000
+            ended = {key for key, expires_ms in self._marks(prefix) if expires_ms <= now_ms}
+            keys = [key for key in self._keys(prefix) if not key.startswith("+")]
+            return sorted(key for key in keys if key not in ended or self._live(key))
+
+    def wait(self, key: str, timeout_s: float) -> bool:
+        end, pause = time.monotonic() + timeout_s, POLL_S[0]
+        while not self.exists(key):
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(pause * 1.5, POLL_S[1])
+        return True
+
+    def delete(self, prefix: str) -> int:
+        live = self.list(prefix)
+        with s3_errors(prefix or "deleting", self.name):
+            marks = [_mark_key(key, expires_ms) for key, expires_ms in self._marks(prefix)]
+            self._delete([key for key in self._keys(prefix) if not key.startswith("+")])
+            self._delete(marks)
+        return len(live)
+
+    def exists(self, key: str) -> bool:
+        with s3_errors(key, self.name):
+            return self._live(check_key(key))
+
+    def remove(self, key: str) -> None:
+        """Deletes exactly this key."""
+        with s3_errors(key, self.name):
+            self._delete([check_key(key)])
+
+    def sweep(self, limit: int = SWEEP_KEYS) -> int:
+        """Removes at most `limit` values past their lifetime (and the grace); how many. `put` does it now and then."""
+        swept = 0
+        latest_ms = (time.time() - SWEEP_GRACE_S) * 1000
+        with s3_errors("sweeping", self.name):
+            page = self.client.list_objects_v2(
+                Bucket=self.bucket, Prefix=f"{self.root}+expires/", StartAfter=self._swept_to
+            )
+            self._swept_to = page["Contents"][-1]["Key"] if page["IsTruncated"] else ""
+            names = [entry["Key"][len(self.root) :] for entry in page.get("Contents", [])]
+            for key, expires_ms in [mark for name in names for mark in _parse_mark(name)]:
+                if expires_ms > latest_ms or swept == limit:
+                    continue
+                head = self._head(key)
+                gone = head is not None and 0 < head.expires_ms <= latest_ms
+                self._delete(([key] if gone else []) + [_mark_key(key, expires_ms)])
+                swept += gone
+        return swept
+
+    # -- conditional puts
+
+    def _probe(self, name: str) -> Literal["native", "fenced"]:
+        """How conditional puts are done here. The object stays, so that later openings need one request."""
+        for _ in range(2):
+            try:
+                self.client.put_object(Bucket=self.bucket, Key=name, Body=b"exchange\n", IfNoneMatch="*")
+            except ClientError as error:
+                if status(error) == 412:
+                    return "native"
+                if status(error) != 501:
+                    raise
+                if self.fence is not None:
+                    return "fenced"
+                raise Unsuitable(
+                    f"{self.name} refuses conditional puts (If-None-Match: 501), without which two trainers could "
+                    "both commit: use tiered+s3:// (Redis fences them) or a store that has them"
+                ) from error
+        raise Unsuitable(
+            f"{self.name} silently ignores conditional puts (If-None-Match), without which two trainers could both "
+            "commit: use a store that honours them (AWS S3, MinIO, Ceph, Cloudflare R2)"
+        )
+
+    def _put_native(self, value: Value) -> bool:
+        if value.stored_bytes > LOOK_FIRST_BYTES and self._live(value.ref.key):
+            return False
+        self._mark(value)
+        if self._put(value, IfNoneMatch="*"):
+            return True
+        head = self._head(value.ref.key)
+        if head is None:  # deleted since
+            return self._put(value, IfNoneMatch="*")
+        if head.writer == value.writer:
+            return True
+        # AWS wants the ETag in its quotes, Ceph 16 knows it only without them.
+        return head.expired and (self._put(value, IfMatch=head.etag) or self._put(value, IfMatch=head.etag.strip('"')))
+
+    def _put_fenced(self, value: Value) -> bool:
+        assert self.fence is not None
+        with self.fence.lock(value.ref.key):
+            if self._live(value.ref.key):
+                return False
+            self._mark(value)
+            return self._put(value)
+
+    def _put(self, value: Value, **condition: str) -> bool:
+        """One put; False when the condition does not hold. Where the answer was lost, the writer's sign tells."""
+        name, metadata = self._name(value.ref.key), value.metadata
+        for attempt in range(CONFLICT_TRIES):
+            try:
+                self.client.put_object(
+                    Bucket=self.bucket, Key=name, Body=body(value.stored), Metadata=metadata, **condition
+                )
+            except ClientError as error:
+                if condition and status(error) in (404, 412):
+                    head = self._head(value.ref.key)
+                    return head is not None and head.writer == value.writer
+                if not condition or status(error) != 409 or attempt == CONFLICT_TRIES - 1:
+                    raise
+                time.sleep(0.02 * (attempt + 1))  # AWS: another conditional put of this key is under way
+            else:
+                return True
+        raise AssertionError("unreachable")
+
+    def _put_parts(self, value: Value) -> None:
+        name = self._name(value.ref.key)
+        place = {"Bucket": self.bucket, "Key": name}
+        upload = self.client.create_multipart_upload(**place, Metadata=value.metadata)["UploadId"]
+
+        def send(number: int, part: Views) -> dict[str, object]:
+            etag = self.client.upload_part(**place, UploadId=upload, PartNumber=number, Body=body(part))["ETag"]
+            return {"PartNumber": number, "ETag": etag}
+
+        try:
+            with concurrent.futures.ThreadPoolExecutor(PART_THREADS) as pool:
+                sent = list(pool.map(send, *zip(*enumerate(parts(value.stored, PART_BYTES), 1), strict=True)))
+            self.client.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": sent})
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.client.abort_multipart_upload(**place, UploadId=upload)
+            raise
+
+    # -- objects
+
+    def _name(self, key: str) -> str:
+        return self.root + check_key(key)
+
+    def _head(self, key: str) -> Head | None:
+        try:
+            return Head.read(key, self.client.head_object(Bucket=self.bucket, Key=self._name(key)))
+        except ClientError as error:
+            if code(error) in NOT_THERE:
+                return None
+            raise
+
+    def _live(self, key: str) -> bool:
+        """Whether there is a value (an altered one counts: it is `get` that refuses it)."""
+        try:
+            head = self._head(key)
+        except Corrupt:
+            return True
+        return head is not None and not head.expired
+
+    def _current(self, key: str | Ref, head: Head | None) -> Head:
+        path = key.key if isinstance(key, Ref) else key
+        if head is None or head.expired:
+            raise NotFound(f"{path}: no such value in {self.name}")
+        if isinstance(key, Ref) and (key.size_bytes, key.checksum) != (head.size_bytes, head.checksum):
+            raise Corrupt(f"{path}: the value in {self.name} is not the one that was referred to ({key})")
+        return head
+
+    def _empty(self, key: str | Ref, start: int, length: int | None) -> bytes:
+        """The answer to a range of no bytes, or ValueError for one outside the value."""
+        path = key.key if isinstance(key, Ref) else key
+        with s3_errors(path, self.name):
+            head = self._current(key, self._head(path))
+        check_range(path, head.size_bytes, start, length)
+        return b""
+
+    def _mark(self, value: Value) -> None:
+        """For a value with a lifetime: its mark, and now and then a sweep of others."""
+        if not value.expires_ms:
+            return
+        if time.monotonic() > self._next_sweep:
+            self._next_sweep = time.monotonic() + SWEEP_EVERY_S
+            self.sweep()
+        mark = self.root + _mark_key(value.ref.key, value.expires_ms)
+        self.client.put_object(Bucket=self.bucket, Key=mark, Body=b"")
+
+    def _keys(self, prefix: str) -> Iterator[str]:
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.root + prefix)
+        for page in pages:
+            for entry in page.get("Contents", []):
+                yield entry["Key"][len(self.root) :]
+
+    def _marks(self, prefix: str) -> Marks:
+        return [mark for name in self._keys(f"+expires/{prefix}") for mark in _parse_mark(name)]
+
+    def _delete(self, keys: Keys) -> None:
+        for at in range(0, len(keys), 1000):
+            batch = [{"Key": self.root + key} for key in keys[at : at + 1000]]
+            answer = self.client.delete_objects(Bucket=self.bucket, Delete={"Objects": batch, "Quiet": True})
+            if answer.get("Errors"):
+                raise Unavailable(
+                    f"{answer['Errors'][0].get('Key')}: {self.name} did not delete it: {answer['Errors'][0]}"
+                )
+
+
+def _mark_key(key: str, expires_ms: int) -> str:
+    return f"+expires/{key}@{expires_ms}"
+
+
+def _parse_mark(name: str) -> Marks:
+    """[(key, expires_ms)] of a mark's name below the root; [] of a name that is none."""
+    key, _, expires = name.removeprefix("+expires/").rpartition("@")
+    return [(key, int(expires))] if key and expires.isdigit() else []
