@@ -71,7 +71,7 @@ lagrangian    update_multiplier(*, multiplier: float, mean_cost: float, limit: f
               -> float
               mix_advantages(*, rewards: [N], costs: [N], multiplier: float) -> [N]
 logprobs      token_logprobs(*, hidden: [N, H], weight: [V, H], targets: int64 [N], bias: [V] | None = None,
-              temperature=1.0, softcap: float | None = None, chunk_tokens=512) -> (logprobs: [N], entropy: [N])
+              temperature=1.0, softcap: float | None = None, chunk_tokens=256) -> (logprobs: [N], entropy: [N])
               both differentiable, float32; hidden[i] is the state that predicts targets[i]
 metrics       combine_metrics(parts: Iterable[Mapping[str, Tensor | float]]) -> dict[str, float]
               batch_metrics(*, scores, mask, segment, advantages, returns, rewards=None, values=None)

@@ -25,7 +25,7 @@ def token_logprobs(
     bias: Tensor | None = None,
     temperature: float = 1.0,
     softcap: float | None = None,
-    chunk_tokens: int = 512,
+    chunk_tokens: int = 256,
 ) -> tuple[Tensor, Tensor]:
     """(logprobs [N], entropy [N]) float32 of `targets` int64 [N], both differentiable.
 

@@ -15,6 +15,7 @@ Metrics, each a share of the whole batch's token mean (they add over parts):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -89,7 +90,9 @@ def gspo(
     clipped = -inputs.advantages * torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
     losses = torch.maximum(unclipped, clipped)
     overflow = log_ratio > GSPO_LOG_RATIO_BOUND
-    return inputs.finish(losses, weights, totals, aggregation, clipped=clipped > unclipped, overflow=overflow)
+    return inputs.finish(
+        losses, weights, totals, aggregation, clipped=clipped > unclipped, overflow=overflow, bound=math.inf
+    )
 
 
 def cispo(
@@ -167,8 +170,9 @@ class _Inputs:
         clipped: Tensor | None = None,
         lower: Tensor | None = None,
         overflow: Tensor | None = None,
+        bound: float = LOG_RATIO_BOUND,
     ) -> tuple[Tensor, Metrics]:
-        """Weigh, aggregate and count."""
+        """Weigh, aggregate and count; `bound` is that of the log-ratios in actor/ppo_kl."""
         none = torch.zeros_like(losses, dtype=torch.bool)
         if weights is not None:
             losses = losses * checked("weights", weights.detach(), self.segment, self.mask)
@@ -183,6 +187,6 @@ class _Inputs:
             "actor/pg_loss": loss.detach(),
             "actor/pg_clipfrac": fraction(clipped),
             "actor/pg_clipfrac_lower": fraction(lower),
-            "actor/ppo_kl": token_mean(-self.log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND), self.mask, totals),
+            "actor/ppo_kl": token_mean(-self.log_ratio.clamp(-bound, bound), self.mask, totals),
             "actor/ratio_overflow": fraction(overflow),
         }

@@ -1,0 +1,104 @@
+"""Peak memory of log-probabilities and entropy, forward and backward: chunked against naive, at a vocabulary of 150k.
+
+    python bench/logprobs_memory.py [--tokens 2048] [--vocabulary 150000] [--hidden 64] [--chunk 256] [--device cpu]
+
+Each form runs in a process of its own; the peak counts what the form adds to its inputs (on the CPU the growth of the
+resident set's high-water mark, on CUDA the allocator's peak), gradients included. Also prints the largest differences
+and the ratio of process CPU times. The last line is one JSON object; exits 1 above 0.35 of the naive form.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from functions.algorithms.logprobs import token_logprobs  # noqa: E402
+
+LIMIT = 0.35
+
+
+def naive(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a training loop writes first: all logits, log_softmax, gather."""
+    log_p = torch.log_softmax((hidden @ weight.T).float(), dim=-1)
+    return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+
+
+def measure(form: str, options: argparse.Namespace) -> dict[str, float]:
+    """Peak bytes beyond the inputs, CPU seconds, and checksums of one forward and backward."""
+    torch.manual_seed(0)
+    device = torch.device(options.device)
+    hidden = torch.randn(options.tokens, options.hidden, device=device).requires_grad_()
+    weight = (torch.randn(options.vocabulary, options.hidden, device=device) * 0.3).requires_grad_()
+    targets = torch.randint(options.vocabulary, (options.tokens,), device=device)
+    small = slice(0, 8)  # first use of the libraries is not the form's memory
+    for first in (naive(hidden[small], weight[:64], targets[small] % 64),):
+        (first[0].sum() + first[1].sum()).backward()
+    hidden.grad = weight.grad = None
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    before = peak_bytes(device) if device.type == "cpu" else float(torch.cuda.memory_allocated())
+    start = time.process_time()
+    if form == "naive":
+        logprobs, entropy = naive(hidden, weight, targets)
+    else:
+        logprobs, entropy = token_logprobs(hidden=hidden, weight=weight, targets=targets, chunk_tokens=options.chunk)
+    (logprobs.mean() + 0.1 * entropy.mean()).backward()
+    seconds = time.process_time() - start
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    return {
+        "peak_bytes": peak_bytes(device) - before,
+        "cpu_s": seconds,
+        "logprobs": logprobs.mean().item(),
+        "entropy": entropy.mean().item(),
+        "grad_hidden": hidden.grad.norm().item(),
+        "grad_weight": weight.grad.norm().item(),
+    }
+
+
+def peak_bytes(device: torch.device) -> float:
+    """High-water mark of this process on the device."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated())
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--vocabulary", type=int, default=150_000)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--chunk", type=int, default=256)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--form", choices=("naive", "chunked"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.form:
+        print(json.dumps(measure(options.form, options)))
+        return 0
+    results = {}
+    for form in ("naive", "chunked"):
+        command = [sys.executable, __file__, *sys.argv[1:], "--form", form]
+        results[form] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    print(f"{'form':<10}{'peak MiB':>10}{'CPU s':>8}   logprobs / entropy / |grad hidden| / |grad weight|")
+    for form, result in results.items():
+        values = " / ".join(f"{result[name]:.7f}" for name in ("logprobs", "entropy", "grad_hidden", "grad_weight"))
+        print(f"{form:<10}{result['peak_bytes'] / 2**20:>10.0f}{result['cpu_s']:>8.1f}   {values}")
+    ratio = results["chunked"]["peak_bytes"] / results["naive"]["peak_bytes"]
+    seconds = results["chunked"]["cpu_s"] / results["naive"]["cpu_s"]
+    shape = {name: getattr(options, name) for name in ("tokens", "vocabulary", "hidden", "chunk", "device")}
+    print(json.dumps({"peak_ratio": round(ratio, 4), "limit": LIMIT, "cpu_time_ratio": round(seconds, 2), **shape}))
+    return 0 if ratio <= LIMIT else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
