@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -73,17 +73,17 @@ def _job(job: JobConfig) -> Iterator[Check]:
         yield Check("model", True, f"{directory} ({len(files)} files)")
     except ValueError as error:
         yield Check("model", False, str(error))
-    for name, attempt in (("recipe", lambda: find_recipe(job.recipe).name), ("data", lambda: _data(job))):
+    attempts: dict[str, Callable[[], str]] = {
+        "recipe": lambda: find_recipe(job.recipe).summary,
+        "data": lambda: PromptSource.load(job).summary,
+    }
+    for name, attempt in attempts.items():
         try:
             yield Check(name, True, attempt())
         except OrchestratorError as error:
             yield Check(name, False, str(error).splitlines()[0])
     if job.exchange.url is not None:
         yield _exchange(job.exchange.url)
-
-
-def _data(job: JobConfig) -> str:
-    return PromptSource.load(job).summary
 
 
 def _exchange(url: str) -> Check:

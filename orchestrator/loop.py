@@ -69,6 +69,7 @@ class Loop:
         """Steps until the job's last. Raises the first failure, with nothing of the failed step committed."""
         if self.journal.last is None:
             await self._commit_start()
+        self.prompts.check_unchanged(self.last.history)
         while len(self.journal.records) <= self.job.steps:
             await self._step(len(self.journal.records))
         await self.fleet.keep((), lambda _name: 0)
@@ -117,7 +118,7 @@ class Loop:
 
     def _validates(self, number: int) -> bool:
         every = self.job.validation.every
-        return bool(every) and (number % every == 0 or number == self.job.steps)
+        return every > 0 and (number % every == 0 or number == self.job.steps)
 
     def _plan(self, prompts: PromptSet, number: int) -> StepPlan:
         return self.planner.plan(
@@ -185,6 +186,7 @@ class Loop:
             history={
                 "weights": await model_versions.digests(self.store, set(versions.values())),
                 "cursor": cursor.to_json(),
+                "data": self.prompts.digest,
                 "metrics": learned,
             },
             pointers={"versions": {model: version.to_json() for model, version in versions.items()}},

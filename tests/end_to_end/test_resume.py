@@ -1,0 +1,84 @@
+"""Whatever is killed, whenever: `resume` ends with the history, metrics and weights of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny_job import STEPS, Background, Job, assert_same, children, command
+
+pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(600)]
+
+
+def record(run: Path, step: int) -> Path:
+    return run / "journal" / f"{step:06d}.json"
+
+
+def test_killed_at_every_journal_boundary(job: Job, undisturbed: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words: list[object] = ["run", job.file, "--run-dir", run]
+    for step in range(STEPS + 1):
+        orchestrator = Background(*words)
+        assert orchestrator.wait_for(record(run, step).exists), f"ended before step {step} was committed"
+        orchestrator.kill()
+        words = ["resume", run]
+    done = command(*words)
+    assert done.returncode == 0, done.stderr
+    assert_same(run, undisturbed)
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
+def test_orchestrator_killed_at_random_moments(job: Job, undisturbed: Path, tmp_path: Path, kills: int) -> None:
+    dice, run = random.Random(kills), tmp_path / "run"
+    words: list[object] = ["run", job.file, "--run-dir", run]
+    for _ in range(kills):
+        orchestrator = Background(*words)
+        if (run / "run.json").exists():
+            words = ["resume", run]
+        if orchestrator.wait_for((run / "journal").exists):
+            time.sleep(dice.uniform(0, 3))
+        orchestrator.kill()
+        words = ["resume", run] if (run / "run.json").exists() else words
+    done = command(*words)
+    assert done.returncode == 0, done.stderr
+    assert_same(run, undisturbed)
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_functions_killed_at_random_moments(job: Job, undisturbed: Path, tmp_path: Path, kills: int) -> None:
+    """A function that dies is called again; the job goes on by itself."""
+    dice, run = random.Random(kills), tmp_path / "run"
+    orchestrator = Background("run", job.file, "--run-dir", run, "limits.attempts=20")
+    assert orchestrator.wait_for((run / "journal").exists)
+    killed = 0
+    while killed < kills and orchestrator.process.poll() is None:
+        time.sleep(dice.uniform(0.05, 0.6))
+        replicas = [pid for pid in children(orchestrator.process.pid) if pid not in children_of_depth_one(orchestrator)]
+        if replicas:
+            try:
+                os.kill(dice.choice(replicas), signal.SIGKILL)
+                killed += 1
+            except ProcessLookupError:
+                continue
+    output, _ = orchestrator.process.communicate(timeout=120)
+    assert orchestrator.process.returncode == 0, output
+    assert killed, "the run ended before anything was killed"
+    assert_same(run, undisturbed)
+
+
+def children_of_depth_one(orchestrator: Background) -> set[int]:
+    """The warm parent: its death is the platform's end, not a function's."""
+    pid = orchestrator.process.pid
+    return {p for p in children(pid) if Path(f"/proc/{p}/stat").exists() and parent(p) == pid}
+
+
+def parent(process: int) -> int:
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,189 @@
+"""A tiny job on real parts: a random Llama with a tokenizer of its own, real processes, the real command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+STEPS = 4
+MARK = f"RLHF_TEST_SESSION={uuid.uuid4()}"
+"""In the environment of every process that these tests start, and of all their descendants."""
+ENV = (
+    os.environ
+    | dict([MARK.split("=")])
+    | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+)
+
+
+def make_model(directory: Path) -> None:
+    """A random two-layer Llama over the characters `0-9 + =`."""
+    import torch
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = ["<eos>", "<pad>", *"0123456789+= "]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(directory)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(words), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, eos_token_id=0, pad_token_id=1, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(directory)
+
+
+JOB = """
+name = "tiny"
+steps = {steps}
+seed = 1
+deterministic = true
+[model]
+path = "model"
+[data]
+train = "train.jsonl"
+validation = "validation.jsonl"
+prompts_per_step = 3
+[rollout]
+n = 4
+max_response_length = 8
+slots = 8
+[reward]
+score = "reward.py:score"
+[validation]
+every = 2
+[train]
+lr = 0.01
+[functions.generate]
+replicas = 2
+"""
+
+REWARD = '''
+def score(data_source, solution_str, ground_truth, extra_info=None):
+    """How much of the response is the digit asked for."""
+    return solution_str.count(ground_truth) / max(1, len(solution_str))
+'''
+
+
+@dataclass(frozen=True)
+class Job:
+    directory: Path
+
+    @property
+    def file(self) -> Path:
+        return self.directory / "job.toml"
+
+
+def make_job(directory: Path) -> Job:
+    make_model(directory / "model")
+    for name, start in (("train", 0), ("validation", 50)):
+        lines = [
+            json.dumps(
+                {
+                    "data_source": "sums",
+                    "prompt": f"{a}+{a + 1}=",
+                    "reward_model": {"ground_truth": str((2 * a + 1) % 10)},
+                }
+            )
+            for a in range(start, start + 8)
+        ]
+        (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    (directory / "reward.py").write_text(REWARD)
+    (directory / "job.toml").write_text(JOB.format(steps=STEPS))
+    return Job(directory)
+
+
+def arguments(*words: object) -> list[str]:
+    return [sys.executable, "-m", "orchestrator.cli", *map(str, words)]
+
+
+def command(*words: object, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+    """`rlhf-orchestrate WORDS`, to its end."""
+    return subprocess.run(arguments(*words), env=ENV, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+class Background:
+    """`rlhf-orchestrate WORDS`, to be killed."""
+
+    def __init__(self, *words: object) -> None:
+        self.process = subprocess.Popen(
+            arguments(*words), env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 90) -> bool:
+        """True when the condition holds; False when the process ends before that."""
+        give_up_s = time.monotonic() + timeout_s
+        while not condition():
+            if self.process.poll() is not None:
+                return condition()
+            assert time.monotonic() < give_up_s, "the awaited condition never came"
+            time.sleep(0.005)
+        return True
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+
+TIMED = ("timing_s/", "timing_per_token_ms/", "perf/", "cost/", "planner/", "rollout/", "time")
+
+
+def history(run: Path) -> list[dict[str, Any]]:
+    """What the journal promises, without its pointers and timings."""
+    records = []
+    for path in sorted((run / "journal").glob("*.json")):
+        value = json.JSONDecoder().raw_decode(path.read_text())[0]
+        records.append({key: value[key] for key in ("step", "parent", "history")})
+    return records
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what a clock or a bill says."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(TIMED)} for line in lines]
+
+
+def model(run: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((run / "model").iterdir())}
+
+
+def assert_same(run: Path, undisturbed: Path) -> None:
+    assert history(run) == history(undisturbed)
+    assert metrics(run) == metrics(undisturbed)
+    assert model(run) == model(undisturbed)
+
+
+def children(process: int) -> Sequence[int]:
+    """All descendants of a process that live now."""
+    found = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = [tuple(map(int, line.split())) for line in found.splitlines()]
+    family, size = {process}, 0
+    while len(family) > size:
+        size = len(family)
+        family |= {pid for pid, parent in parents if parent in family}
+    return sorted(family - {process})
+
+
+def assert_nothing_left() -> None:
+    """No process that a run of this test session started is left."""
+    deadline_s = time.monotonic() + 5
+    while left := [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _ours(pid)]:
+        assert time.monotonic() < deadline_s, f"processes are left: {left}"
+        time.sleep(0.1)
+
+
+def _ours(process: int) -> bool:
+    try:
+        return MARK.encode() in Path(f"/proc/{process}/environ").read_bytes()
+    except OSError:
+        return False
