@@ -24,8 +24,10 @@ import tempfile
 import venv
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -55,7 +57,7 @@ PEERS = (
 )
 CLIP = {"vanilla": (0.2, 0.28), "gspo": (3e-2, 4e-2), "cispo": (1.0, 0.5)}
 
-Arrays = dict[str, np.ndarray]
+Arrays = dict[str, npt.NDArray[Any]]
 
 
 def make_batch(number: int) -> Arrays:
@@ -109,7 +111,7 @@ def make_batch(number: int) -> Arrays:
 class Flat:
     """One batch in this project's form."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         self.arrays = {name: torch.from_numpy(array) for name, array in arrays.items()}
         self.sequences = len(arrays["lengths"])
         self.segment = from_lengths(lengths=self.arrays["lengths"].long())
@@ -123,12 +125,12 @@ class Flat:
     def leaf(self, name: str) -> Tensor:
         return self.arrays[name].clone().requires_grad_()
 
-    def where(self, aggregation: str = "", totals: Totals | None = None) -> dict[str, object]:
-        where: dict[str, object] = {"segment": self.segment, "mask": self.mask, "totals": totals or self.totals}
+    def where(self, aggregation: str = "", totals: Totals | None = None) -> dict[str, Any]:
+        where: dict[str, Any] = {"segment": self.segment, "mask": self.mask, "totals": totals or self.totals}
         return where | ({"aggregation": aggregation} if aggregation else {})
 
 
-def ours(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+def ours(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
     """What this project computes for one batch, under the names of bench/parity_peers.py."""
     batch = Flat(arrays)
     return _losses(batch) | _kl(batch) | _advantages(batch) | _correction(batch) | _trl(batch)
@@ -136,7 +138,7 @@ def ours(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 
 def _losses(batch: Flat) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
-    inputs = {name: batch[name] for name in ("old_logprobs", "advantages")}
+    inputs: dict[str, Any] = {name: batch[name] for name in ("old_logprobs", "advantages")}
     for name, (low, high) in CLIP.items():
         for mode in AGGREGATIONS:
             for weighted in (False, True):
@@ -175,7 +177,7 @@ def _kl(batch: Flat) -> dict[str, Tensor]:
 
 
 def _advantages(batch: Flat) -> dict[str, Tensor]:
-    place = {"segment": batch.segment, "mask": batch.mask}
+    place: dict[str, Any] = {"segment": batch.segment, "mask": batch.mask}
     scored = {"scores": batch["scores"], "group": batch.group, **place}
     rewards = token_rewards(scores=batch["scores"], kl=-batch["token_rewards"], kl_coef=1.0, **place)
     estimates = {
@@ -243,7 +245,7 @@ def _trl(batch: Flat) -> dict[str, Tensor]:
     for name, (function, mode) in cases.items():
         where = batch.where(mode, every)
         leaf, entropy = batch.leaf("logprobs"), batch.leaf("entropy")
-        options: dict[str, object] = {"clip_low": 0.2, "clip_high": 0.28}
+        options: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28}
         if function == "cispo":
             options = {"clip_low": 1.0, "clip_high": 0.5}
         if function == "vanilla":
@@ -258,15 +260,20 @@ def _trl(batch: Flat) -> dict[str, Tensor]:
             loss = loss + kl_loss(logprobs=leaf, reference_logprobs=reference, kind="k3", coef=0.04, **where)[0]
         if name == "bnpo/entropy":
             loss = loss + entropy_loss(entropy=entropy, coef=0.01, **where)[0]
-        loss.backward()
+        torch.autograd.backward(loss)
         out[f"trl/{name}/loss"] = loss
-        out[f"trl/{name}/gradient"] = leaf.grad
+        out[f"trl/{name}/gradient"] = gradient(leaf)
         if name == "bnpo/entropy":
-            out[f"trl/{name}/entropy gradient"] = entropy.grad
+            out[f"trl/{name}/entropy gradient"] = gradient(entropy)
     return out
 
 
-def differences(batches: Mapping[str, Arrays], peers: Mapping[str, np.ndarray]) -> dict[str, float]:
+def gradient(leaf: Tensor) -> Tensor:
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def differences(batches: Mapping[str, Arrays], peers: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
     """case -> largest |ours - peer| / max(1, |peer|) over all batches. A case that only one side has is an error."""
     largest: dict[str, float] = {}
     for number, arrays in batches.items():
@@ -299,7 +306,8 @@ def run_peers(python: Path, batches: Mapping[str, Arrays]) -> Arrays:
     """What the peers return for the batches, by "<batch>|<case>"."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "in.npz", Path(folder) / "out.npz"
-        np.savez(source, **{f"{n}/{name}": array for n, arrays in batches.items() for name, array in arrays.items()})
+        inputs: Any = {f"{n}/{name}": array for n, arrays in batches.items() for name, array in arrays.items()}
+        np.savez(source, **inputs)
         script = ROOT / "bench" / "parity_peers.py"
         subprocess.run([python, script, source, target], check=True, cwd=folder)
         return dict(np.load(target))
@@ -315,7 +323,7 @@ def main() -> int:
     peers = run_peers(peers_python(options.cache), batches)
     if options.freeze:
         kept = [str(number) for number in FROZEN]
-        frozen = {f"in/{n}/{name}": array for n in kept for name, array in batches[n].items()}
+        frozen: Any = {f"in/{n}/{name}": array for n in kept for name, array in batches[n].items()}
         frozen |= {f"out/{key}": value for key, value in peers.items() if key.partition("|")[0] in kept}
         FIXTURE.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(FIXTURE, **frozen)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 Tensor = torch.Tensor
@@ -22,7 +23,7 @@ NORM = 16
 class Padded:
     """One batch in the peers' form: [S, T] tensors, and the way back to [N]."""
 
-    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+    def __init__(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
         self.lengths = arrays["lengths"].astype(int)
         self.group = arrays["group"]
         self.scores = torch.from_numpy(arrays["scores"])
@@ -40,8 +41,9 @@ class Padded:
     def leaf(self, name: str) -> Tensor:
         return self.pad(name).requires_grad_()
 
-    def flat(self, padded: Tensor) -> np.ndarray:
+    def flat(self, padded: Tensor | None) -> npt.NDArray[Any]:
         """[N], 0 under the mask: peers leave what they like there."""
+        assert padded is not None
         rows = [(padded * self.mask)[row, :length] for row, length in enumerate(self.lengths)]
         return torch.cat(rows).detach().numpy()
 
@@ -53,8 +55,8 @@ class Padded:
 
 
 def verl_losses(batch: Padded, put: Any) -> None:
-    from verl.trainer.ppo import core_algos
-    from verl.workers.config import FSDPActorConfig
+    from verl.trainer.ppo import core_algos  # type: ignore[import-not-found]
+    from verl.workers.config import FSDPActorConfig  # type: ignore[import-not-found]
 
     ranges = {"vanilla": (0.2, 0.28), "gspo": (3e-2, 4e-2), "cispo": (1.0, 0.5)}
     for name, (low, high) in ranges.items():
@@ -79,7 +81,7 @@ def verl_losses(batch: Padded, put: Any) -> None:
                     config=config,
                     rollout_is_weights=weights,
                 )
-                loss.backward()
+                torch.autograd.backward(loss)
                 key = f"verl/{name}/{mode}/{'weighted' if weights is not None else 'plain'}"
                 put(f"{key}/loss", loss)
                 put(f"{key}/gradient", batch.flat(leaf.grad))
@@ -94,14 +96,14 @@ def verl_losses(batch: Padded, put: Any) -> None:
         loss, fraction = core_algos.compute_value_loss(
             leaf, batch.pad("returns"), batch.pad("old_values"), batch.mask, 0.1, mode, loss_scale_factor=NORM
         )
-        loss.backward()
+        torch.autograd.backward(loss)
         put(f"verl/value_loss/{mode}/loss", loss)
         put(f"verl/value_loss/{mode}/gradient", batch.flat(leaf.grad))
         put(f"verl/value_loss/{mode}/clipfrac", fraction)
     for kind in ("k1", "k2", "k3", "abs", "k1+", "k3+", "abs+"):
         leaf = batch.leaf("logprobs")
         estimate = core_algos.kl_penalty(leaf, batch.pad("reference_logprobs"), kind)
-        (estimate * batch.mask).sum().backward()
+        torch.autograd.backward((estimate * batch.mask).sum())
         put(f"verl/kl/{kind}", batch.flat(estimate))
         put(f"verl/kl/{kind}/gradient", batch.flat(leaf.grad))
     controller = core_algos.AdaptiveKLController(0.05, 0.1, 200)
@@ -112,7 +114,7 @@ def verl_losses(batch: Padded, put: Any) -> None:
 
 def verl_advantages(batch: Padded, put: Any) -> None:
     from verl.trainer.ppo import core_algos
-    from verl.utils import torch_functional
+    from verl.utils import torch_functional  # type: ignore[import-not-found]
 
     rewards, mask = batch.token_rewards(), batch.mask
     outcome = torch.zeros_like(rewards)
@@ -170,7 +172,7 @@ def verl_correction(batch: Padded, put: Any) -> None:
 
 
 def trl_losses(batch: Padded, put: Any) -> None:
-    from trl.trainer.grpo_trainer import GRPOTrainer
+    from trl.trainer.grpo_trainer import GRPOTrainer  # type: ignore[import-not-found]
 
     if batch.arrays["overflow"][0]:
         return
@@ -227,7 +229,7 @@ def trl_losses(batch: Padded, put: Any) -> None:
             "num_items_in_batch": batch.mask.sum(),
         }
         loss = GRPOTrainer._compute_loss(trainer, None, inputs)
-        loss.backward()
+        torch.autograd.backward(loss)
         put(f"trl/{name}/loss", loss)
         put(f"trl/{name}/gradient", batch.flat(leaf.grad))
         if extra == "entropy":
@@ -236,11 +238,11 @@ def trl_losses(batch: Padded, put: Any) -> None:
 
 def main(source: str, target: str) -> None:
     arrays = dict(np.load(source))
-    batches: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
+    batches: dict[str, dict[str, npt.NDArray[Any]]] = defaultdict(dict)
     for name, array in arrays.items():
         batch, _, field = name.partition("/")
         batches[batch][field] = array
-    outputs: dict[str, np.ndarray] = {}
+    outputs: dict[str, Any] = {}
     for name, fields in batches.items():
         batch = Padded(fields)
 

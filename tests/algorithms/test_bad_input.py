@@ -48,18 +48,17 @@ PLACE: dict[str, Any] = {"segment": SEGMENT, "mask": MASK}
 LOSS: dict[str, Any] = {**PLACE, "totals": TOTALS, "aggregation": "token-mean"}
 
 
-def pick(inputs: dict[str, Tensor], *names: str) -> dict[str, Tensor]:
+def pick(inputs: dict[str, Tensor], *names: str) -> dict[str, Any]:
     return {name: inputs[name] for name in names}
 
 
+def policy_loss(name: str) -> tuple[tuple[str, ...], Call]:
+    arguments = ("logprobs", "old_logprobs", "advantages", "weights")
+    return arguments, lambda inputs: POLICY_LOSSES[name](**pick(inputs, *arguments), **LOSS)
+
+
 CALLS: dict[str, tuple[tuple[str, ...], Call]] = {
-    **{
-        name: (
-            ("logprobs", "old_logprobs", "advantages", "weights"),
-            lambda x, f=function: f(**pick(x, "logprobs", "old_logprobs", "advantages", "weights"), **LOSS),
-        )
-        for name, function in POLICY_LOSSES.items()
-    },
+    **{name: policy_loss(name) for name in POLICY_LOSSES},
     "kl_loss": (
         ("logprobs", "reference_logprobs"),
         lambda x: kl_loss(**pick(x, "logprobs", "reference_logprobs"), **LOSS, kind="k3", coef=0.1),

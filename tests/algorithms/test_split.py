@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -66,11 +67,16 @@ def kl(
 
 def losses(batch: Batch, totals: Totals, aggregation: str) -> dict[str, tuple[Tensor, Tensor, dict[str, float]]]:
     """name -> (loss, gradient in what it trains, metrics), of every loss there is."""
-    shared = {"segment": batch["segment"], "mask": batch["mask"], "totals": totals, "aggregation": aggregation}
+    shared: dict[str, Any] = {
+        "segment": batch["segment"],
+        "mask": batch["mask"],
+        "totals": totals,
+        "aggregation": aggregation,
+    }
     results = {}
     for name, function in POLICY_LOSSES.items():
         leaf = batch["logprobs"].clone().requires_grad_()
-        inputs = {key: batch[key] for key in ("old_logprobs", "advantages", "weights")}
+        inputs: dict[str, Any] = {key: batch[key] for key in ("old_logprobs", "advantages", "weights")}
         loss, metrics = function(logprobs=leaf, **inputs, **shared)
         results[name] = (loss, leaf, metrics)
     for kind in KL_KINDS:
@@ -79,10 +85,10 @@ def losses(batch: Batch, totals: Totals, aggregation: str) -> dict[str, tuple[Te
         results[f"kl {kind}"] = (loss, leaf, metrics)
     leaf = batch["values"].clone().requires_grad_()
     inputs = {key: batch[key] for key in ("old_values", "returns")}
-    loss, metrics = value_loss(values=leaf, **inputs, **shared)  # type: ignore[arg-type]
+    loss, metrics = value_loss(values=leaf, **inputs, **shared)
     results["value"] = (loss, leaf, metrics)
     leaf = batch["entropy"].clone().requires_grad_()
-    loss, metrics = entropy_loss(entropy=leaf, coef=0.01, **shared)  # type: ignore[arg-type]
+    loss, metrics = entropy_loss(entropy=leaf, coef=0.01, **shared)
     results["entropy"] = (loss, leaf, metrics)
     out = {}
     for name, (loss, leaf, metrics) in results.items():
@@ -112,16 +118,16 @@ def test_parts_add_up_to_the_whole_batch(seed: int, lengths: list[int], parts: i
         tokens = (owner[batch["segment"]] == part).nonzero()[:, 0]
         picks.append(tokens[torch.argsort(place[batch["segment"][tokens]], stable=True)])
     whole = losses(batch, totals, aggregation)
-    split = [losses({key: value[pick] for key, value in batch.items()}, totals, aggregation) for pick in picks]
+    pieces = [losses({key: value[pick] for key, value in batch.items()}, totals, aggregation) for pick in picks]
     scale = max(1.0, totals.tokens) if aggregation == "token-sum" else 1.0
     for name, (loss, gradient, metrics) in whole.items():
-        added = torch.stack([part[name][0] for part in split]).sum()
+        added = torch.stack([piece[name][0] for piece in pieces]).sum()
         assert abs(float(added - loss)) <= 1e-6 * scale * max(1.0, abs(float(loss))), name
         scattered = torch.zeros_like(gradient)
-        for pick, part in zip(picks, split, strict=True):
-            scattered[pick] += part[name][1]
+        for pick, piece in zip(picks, pieces, strict=True):
+            scattered[pick] += piece[name][1]
         torch.testing.assert_close(scattered, gradient, atol=1e-6, rtol=1e-6)
-        combined = combine_metrics(part[name][2] for part in split)
+        combined = combine_metrics(piece[name][2] for piece in pieces)
         for key, value in metrics.items():
             assert combined[key] == pytest.approx(value, abs=1e-6 * scale, rel=1e-6), (name, key)
 
@@ -155,11 +161,13 @@ def test_correction_of_parts_is_correction_of_the_whole(seed: int, lengths: list
         return
     names = ("logprobs", "rollout_logprobs", "segment", "mask")
 
+    def inputs(pick: Tensor) -> dict[str, Any]:
+        return {name: batch[name][pick] for name in names} | {"level": level}
+
     def correct(pick: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         return rollout_correction(
-            **{name: batch[name][pick] for name in names},
+            **inputs(pick),
             totals=totals,
-            level=level,  # type: ignore[arg-type]
             cap=1.5,
             reject={"token_k3": 0.5, "seq_mean_k1": (0.5, 2.0), "seq_max_k2": 0.4},
         )
