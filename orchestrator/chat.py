@@ -1,7 +1,8 @@
 """Prompts to token ids as transformers does it, without transformers: `tokenizers` and the model's jinja template.
 
-Text       tokenizer(text): with the special tokens that the tokenizer adds (transformers 5.19
-           `tokenization_utils_tokenizers.py`, `TokenizersBackend.__init__` and `update_post_processor`)
+Text       tokenizer(text): with the special tokens that tokenizer.json's post-processor adds. transformers (5.19,
+           `tokenization_utils_base.py`, `_from_pretrained`) heeds add_bos_token and add_eos_token of
+           tokenizer_config.json only where there is no tokenizer.json, so they mean nothing here either
 Messages   apply_chat_template(messages, add_generation_prompt=True): rendered in a sandbox
            (`utils/chat_template_utils.py`, `_cached_compile_jinja_template`), then encoded without adding special
            tokens: the template writes them
@@ -22,7 +23,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer
 
 from orchestrator.data import Messages, Prompt
 
@@ -56,8 +57,6 @@ class Chat:
         config = _json(directory / "special_tokens_map.json") | _json(directory / "tokenizer_config.json")
         special = {name: _content(config[name]) for name in SPECIAL if config.get(name) is not None}
         _add_tokens(tokenizer, config, special)
-        if tokenizer.post_processor is None or "add_bos_token" in config or "add_eos_token" in config:
-            _add_bos_and_eos(tokenizer, config, special)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return cls(tokenizer, special, _template(directory, config), directory)
@@ -166,12 +165,3 @@ def _add_tokens(tokenizer: Tokenizer, config: Mapping[str, Any], special: Mappin
         if token.content not in present:
             present.add(token.content)
             tokenizer.add_tokens([token])
-
-
-def _add_bos_and_eos(tokenizer: Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
-    bos = special.get("bos_token") if config.get("add_bos_token") else None
-    eos = special.get("eos_token") if config.get("add_eos_token") else None
-    single = f"{f'{bos}:0 ' if bos else ''}$A:0{f' {eos}:0' if eos else ''}"
-    pair = f"{single}{f' {bos}:1' if bos else ''} $B:1{f' {eos}:1' if eos else ''}"
-    tokens = [(token, tokenizer.token_to_id(token)) for token in (bos, eos) if token]
-    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
