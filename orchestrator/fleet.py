@@ -26,16 +26,16 @@ class Stage:
     fleet: Fleet
     function: str
     replicas: int
-    opened_s: float
+    began_s: float | None = None
+    """When its first call was made."""
     open_calls: int = 0
     more: bool = True
-    used: bool = False
     observations: list[CallObservation] = field(default_factory=list)
 
     @property
     def wanted(self) -> int:
         """Nothing before the first call; `replicas` while more calls may come; then one for each open call."""
-        if not self.used:
+        if self.began_s is None:
             return 0
         return self.replicas if self.more else min(self.replicas, self.open_calls)
 
@@ -46,7 +46,8 @@ class Stage:
 
     async def call(self, call: Call) -> AsyncIterator[Event]:
         """The call's events, exactly once each, over as many attempts as it takes. Raises CallFailed."""
-        self.used = True
+        if self.began_s is None:
+            self.began_s = asyncio.get_running_loop().time()
         self.open_calls += 1
         await self.fleet.settle(self.function)
         try:
@@ -71,7 +72,7 @@ class Fleet:
 
     @asynccontextmanager
     async def stage(self, function: str, replicas: int) -> AsyncIterator[Stage]:
-        stage = Stage(self, function, replicas, asyncio.get_running_loop().time())
+        stage = Stage(self, function, replicas)
         self._stages.setdefault(function, []).append(stage)
         try:
             yield stage
@@ -86,10 +87,10 @@ class Fleet:
         self._warm[function] = replicas
         await self.settle(function)
 
-    def stages_open(self) -> list[str]:
-        """The functions at work now, in the order in which their stages were opened."""
-        stages = [stage for stages in self._stages.values() for stage in stages if stage.used]
-        return list(dict.fromkeys(stage.function for stage in sorted(stages, key=lambda s: s.opened_s)))
+    def at_work(self) -> list[str]:
+        """The functions with calls in the making or open, in the order in which they began."""
+        begun = [(s.began_s, s.function) for stages in self._stages.values() for s in stages if s.began_s is not None]
+        return list(dict.fromkeys(function for _, function in sorted(begun)))
 
     async def keep(self, functions: Iterable[str], replicas: Callable[[str], int]) -> None:
         """From now on these functions' replicas stay when they are idle; all others go, prewarmed ones too."""

@@ -17,7 +17,7 @@ record, and the results of the calls that had ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,8 @@ class Loop:
     settings: Mapping[str, Any]
     """What every train call gets: the recipe's settings, and the job's over them."""
     cost_usd: Callable[[], float]
+    on_report: Callable[[int, Report], Awaitable[None]]
+    """Before a step's commit: what is to be kept of its results, whose calls are deleted after the commit."""
     on_commit: Callable[[StepResult], None]
 
     async def run(self) -> None:
@@ -182,6 +184,7 @@ class Loop:
         number = len(self.journal.records)
         stop_s = asyncio.get_running_loop().time()
         learned = {"training/global_step": float(number), "training/epoch": float(cursor.epoch)} | report.metrics
+        await self.on_report(number, report)
         record = await self.journal.commit(
             history={
                 "weights": await model_versions.digests(self.store, set(versions.values())),

@@ -13,7 +13,7 @@ exception is the deterministic mode, which puts the samples into their canonical
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,7 +79,7 @@ class Step:
         count = self.samples_per_prompt if n is None else n
         sampling = dict(self.sampling) | ({} if temperature is None else {"temperature": temperature})
         sampling["seed"] = derived_seed(self.seed, self.number, name)
-        self._follow_with(samples, name, "generate", self._generate(samples, prompts or self.prompts, count, sampling))
+        self._fill(samples, self._generate(name, samples, prompts or self.prompts, count, sampling))
         return samples
 
     def reward(self, samples: Samples, prompts: PromptSet | None = None, *, name: str = "reward") -> Scores:
@@ -130,21 +130,24 @@ class Step:
 
     # --- how -----------------------------------------------------------------------------------------------------
 
-    def _follow_with(self, stream: Stream[Any], name: str, function: str, work: Any) -> None:
+    def _fill(self, stream: Stream[Any], work: Coroutine[Any, Any, None]) -> None:
         """Runs `work` as a supervised task that fills `stream`; its end or failure ends the stream."""
 
         async def run() -> None:
-            clock = asyncio.get_running_loop().time
-            start_s = clock()
             try:
                 await work
             except BaseException as error:
                 stream.end(error)
                 raise
             stream.end()
-            self.report.spans.append(Span(name, function, start_s, clock()))
 
         self.tasks.create_task(run())
+
+    def _account(self, name: str, stage: Stage) -> None:
+        self.report.calls += stage.observations
+        if stage.began_s is not None:
+            now_s = asyncio.get_running_loop().time()
+            self.report.spans.append(Span(name, stage.function, stage.began_s, now_s))
 
     def _call(self, function: str, operation: str, inputs: Mapping[str, Sequence[Ref]], weights: Mapping[str, Version],
               params: Mapping[str, Any]) -> Call:  # fmt: skip
@@ -161,7 +164,9 @@ class Step:
         key = f"batches/s{self.number:06d}/{checksum(data)[:24]}"
         return await self.store.put(key, data, lifetime_s=self.lifetime_s)
 
-    async def _generate(self, samples: Samples, prompts: PromptSet, n: int, sampling: Mapping[str, Any]) -> None:
+    async def _generate(
+        self, name: str, samples: Samples, prompts: PromptSet, n: int, sampling: Mapping[str, Any]
+    ) -> None:
         whole = SampleBatch.of_prompts(
             prompts.tokens, samples_per_prompt=n, version=self.versions["actor"].number, first_group=prompts.first_group
         )
@@ -183,7 +188,7 @@ class Step:
             if leftovers:
                 self.report.observed["rollout/migrated"] = float(sum(len(item.group) for item in leftovers))
                 await rollout.run(stage, regroup(leftovers, self.plan.migrate_to), kept)
-            self.report.calls += stage.observations
+            self._account(name, stage)
         if rollout.unfinished:
             raise RunError(f"step {self.number}: {rollout.unfinished} samples never came back from generate")
         if self.deterministic:
@@ -219,7 +224,7 @@ class Step:
                         calls.create_task(one(stage, self._call(function, operation, part, versions, params)))
                         await asyncio.sleep(0)
                     await stage.no_more()
-                self.report.calls += stage.observations
+                self._account(name, stage)
 
         async def one(stage: Stage, call: Call) -> None:
             done = await last(stage.call(call))
@@ -228,7 +233,7 @@ class Step:
                 self.report.texts.append(Ref.from_json(done.data["texts"]))
             self.report.failed += done.data.get("failed", [])
 
-        self._follow_with(scores, name, function, run())
+        self._fill(scores, run())
         return scores
 
     async def _train(
@@ -241,13 +246,10 @@ class Step:
         objective = "policy" if model == "actor" else "value"
         params = {**self.settings, "objective": objective, **settings, "model": model, "step": self.number}
         function = "train" if model == "actor" else f"train-{model}"
-        clock = asyncio.get_running_loop().time
-        start_s = clock()
         async with self.fleet.stage(function, max(1, self.plan.replicas[function])) as stage:
             call = self._call(function, "train", inputs, {"policy": self.versions[model]}, params)
             done = await last(stage.call(call))
-            self.report.calls += stage.observations
-        self.report.spans.append(Span(f"update_{model}", function, start_s, clock()))
+            self._account(f"update_{model}", stage)
         self.report.metrics |= done.data["metrics"]
         self.trained[model] = Version.from_json(done.data["version"])
         return dict(done.data)
