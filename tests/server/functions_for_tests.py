@@ -1,0 +1,80 @@
+"""Function objects for tests of server, platform and invoke, named by path: `.../functions_for_tests.py:Count`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+from functions.function import Context, FatalError, RetryableError
+from functions.wire import Call, Event
+
+
+class Count:
+    """Operation `count`: one `samples` event for each index below params["n"], after params["pause_s"] each.
+
+    It takes up what is missing, can be cut (the rest in one `cut` event), and writes a line to params["log"] for each
+    index that it works on: how often work was really done. params["kill_at"] dies by SIGKILL at that index, once.
+    """
+
+    def __init__(self, *, pause_s: float = 0.0, load_s: float = 0.0) -> None:
+        self.pause_s = pause_s
+        time.sleep(load_s)
+
+    def call(self, call: Call, context: Context) -> Iterator[Event]:
+        if call.operation != "count":
+            raise FatalError(f"Count has no operation {call.operation!r}")
+        params = call.params
+        done = {index for event in context.prior for index in event.data["index"]}
+        context.progress({"prior": len(done)})
+        todo = [index for index in range(params["n"]) if index not in done]
+        while todo and not context.cut_requested():
+            index = todo[0]
+            if "log" in params:
+                with open(params["log"], "a") as log:
+                    log.write(f"{index} {os.getpid()}\n")
+            if params.get("kill_at") == index and not os.path.exists(f"{params['log']}.killed"):
+                open(f"{params['log']}.killed", "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            until_s = time.monotonic() + params.get("pause_s", self.pause_s)
+            while time.monotonic() < until_s and not context.cut_requested():
+                context.check()
+                time.sleep(0.01)
+            ref = context.exchange.put(f"{call.prefix}samples.{index:04d}", f"value {index}".encode())
+            yield Event("samples", ref, {"index": [todo.pop(0)], "length": [3], "prompt_length": [2]})
+        if todo:
+            yield Event("cut", context.exchange.put(f"{call.prefix}cut.rest", b"rest"), {"index": todo})
+        yield Event("done", data={"n": params["n"], "pid": os.getpid()})
+
+
+class Fails:
+    """Fails in the way that the operation names."""
+
+    def call(self, call: Call, context: Context) -> Iterator[Event]:
+        match call.operation:
+            case "fatal":
+                raise FatalError("the loss is nan\nat step 3")
+            case "retryable":
+                raise RetryableError("the device is away")
+            case "odd":
+                raise ZeroDivisionError("division by zero")
+            case "nan":
+                yield Event("done", data={"loss": float("nan")})
+            case "no done":
+                yield from ()
+            case "started":
+                yield Event("started")
+            case "stubborn":
+                time.sleep(float(call.params["seconds"]))
+                yield Event("done")
+
+
+class NeedsName:
+    def __init__(self, *, name: str, size: int = 3) -> None:
+        if size < 1:
+            raise ValueError(f"size is {size}, wants 1 or more")
+        self.name = name
+
+    def call(self, call: Call, context: Context) -> Iterator[Event]:
+        yield Event("done", data={"name": self.name})

@@ -1,0 +1,352 @@
+"""The call protocol, against real server processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from functions.settings import Settings
+from functions.wire import Call, Event
+
+if TYPE_CHECKING:
+    from tests.server.conftest import Serve
+
+COUNT = Call("c1", "count", params={"n": 3})
+
+
+def kinds(events: list[Event]) -> list[str]:
+    return [event.kind for event in events]
+
+
+def work(log: Path) -> list[int]:
+    """The indices that were really worked on."""
+    return [int(line.split()[0]) for line in log.read_text().splitlines()]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_a_call_streams_its_events_and_a_repeated_one_repeats_them(serve: Serve, tmp_path: Path) -> None:
+    served = serve()
+    call = Call("c1", "count", params={"n": 3, "log": str(tmp_path / "log")})
+    first = served.call(call)
+    assert kinds(first) == ["started", "samples", "samples", "samples", "done"]
+    assert [served.exchange.get(e.ref) for e in first if e.ref is not None] == [b"value 0", b"value 1", b"value 2"]
+    assert first[0].data["calls"] == 0
+    again = served.call(call)
+    assert again[1:] == first[1:]
+    assert again[0].data["calls"] == 1
+    assert served.call(Call("c2", "count", params=call.params))[1:] != first[1:]
+    assert work(tmp_path / "log") == [0, 1, 2, 0, 1, 2]
+
+
+def test_another_replica_repeats_the_result_too(serve: Serve) -> None:
+    one = serve()
+    first = one.call(COUNT)
+    one.stop()
+    assert serve().call(COUNT)[1:] == first[1:]
+
+
+def test_a_call_that_was_killed_is_taken_up_where_it_was(serve: Serve, tmp_path: Path) -> None:
+    call = Call("c1", "count", params={"n": 4, "pause_s": 0.1, "log": str(tmp_path / "log")})
+    one = serve()
+    seen: list[Event] = []
+    with one.stream(call) as events, suppress(httpx.RemoteProtocolError):
+        for event in events:
+            seen.append(event)
+            if len([e for e in seen if e.kind == "samples"]) == 2:
+                one.process.kill()
+    assert seen[-1].kind != "done"
+    two = serve().call(call)
+    assert kinds(two) == ["started", "samples", "samples", "samples", "samples", "done"]
+    sent = [e for e in seen if e.kind == "samples"]
+    assert two[1 : 1 + len(sent)] == sent
+    assert [e.data["index"] for e in two[1:-1]] == [[0], [1], [2], [3]]
+    assert sorted(set(work(tmp_path / "log"))) == [0, 1, 2, 3]
+    assert work(tmp_path / "log").count(0) == work(tmp_path / "log").count(1) == 1
+
+
+def test_two_attempts_at_one_time_report_one_history(serve: Serve, tmp_path: Path) -> None:
+    call = Call("c1", "count", params={"n": 20, "pause_s": 0.02})
+    servers = [serve(), serve()]
+    answers: list[list[Event]] = [[], []]
+    threads = [threading.Thread(target=lambda i=i: answers[i].extend(servers[i].call(call))) for i in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers[0][1:] == answers[1][1:]
+    assert [e.data["index"] for e in answers[0][1:-1]] == [[i] for i in range(20)]
+    for i, event in enumerate(answers[0][1:-1]):
+        assert event.ref is not None
+        assert servers[0].exchange.get(event.ref) == f"value {i}".encode()  # nobody wrote over it
+
+
+def test_started_and_heartbeats_come_while_the_function_loads_and_works(serve: Serve) -> None:
+    served = serve("Count", "--options", '{"load_s": 0.6}')
+    with served.stream(Call("c1", "count", params={"n": 1, "pause_s": 0.5})) as events:
+        seen = list(events)
+    assert seen[0].kind == "started"
+    beats = [e for e in seen if e.kind == "progress"]
+    assert len(beats) >= 4
+    assert beats[-1].data["prior"] == 0  # what the function told
+    assert beats[-1].data["elapsed_s"] > beats[0].data["elapsed_s"] > 0
+
+
+def test_cut_by_key_hands_over_the_rest_and_the_repeat_has_the_same(serve: Serve) -> None:
+    served = serve()
+    call = Call("c1", "count", params={"n": 50, "pause_s": 0.1})
+    seen: list[Event] = []
+    with served.stream(call) as events:
+        for event in events:
+            if event.kind == "samples":
+                served.exchange.put(call.cut_key, b"cut")
+            if event.kind != "progress":
+                seen.append(event)
+    assert kinds(seen)[-2:] == ["cut", "done"]
+    indices = [i for e in seen if e.kind in ("samples", "cut") for i in e.data["index"]]
+    assert indices == list(range(50))
+    assert served.call(call)[1:] == seen[1:]
+    fresh = Call("c2", "count", params={"n": 3})
+    served.exchange.put(fresh.cut_key, b"cut")
+    assert served.call(fresh)[-1].kind == "done"
+
+
+def test_closing_the_request_cancels_the_call(serve: Serve, tmp_path: Path) -> None:
+    served = serve()
+    log = tmp_path / "log"
+    with served.stream(Call("c1", "count", params={"n": 1000, "pause_s": 0.05, "log": str(log)})) as events:
+        next(e for e in events if e.kind == "samples")
+    assert kinds(served.call(Call("c2", "count", params={"n": 1})))[-1] == "done"  # waits for the end of c1
+    lines = len(work(log))
+    time.sleep(0.2)
+    assert len(work(log)) == lines
+    assert 'outcome="cancelled"} 1' in served.client.get("/metrics").text
+
+
+def test_one_call_at_a_time(serve: Serve) -> None:
+    served = serve()
+    with served.stream(Call("c1", "count", params={"n": 1, "pause_s": 3.0})) as events:
+        next(events)
+        refused = served.post(Call("c2", "count", params={"n": 1}).to_json())
+        assert refused.status_code == 503
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert refused.json()["detail"] == "replica replica works on call c1; one call at a time"
+        assert 'state="busy"} 1' in served.client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "message"),
+    [
+        ("fatal", "fatal", "the loss is nan at step 3"),
+        ("retryable", "retryable", "the device is away"),
+        ("odd", "retryable", "ZeroDivisionError: division by zero (*functions_for_tests.py:*)"),
+        ("nan", "fatal", "the data of a 'done' event has no JSON form: *"),
+        ("no done", "fatal", "Fails ended 'no done' without a `done` event"),
+        ("started", "fatal", "a function yields samples, cut and done events, not 'started'"),
+    ],
+)
+def test_errors(serve: Serve, operation: str, kind: str, message: str) -> None:
+    events = serve("Fails").call(Call("c1", operation))
+    assert kinds(events) == ["started", "error"]
+    assert events[1].data["kind"] == kind
+    assert fnmatchcase(events[1].data["message"], message.replace("[", "[[]"))
+
+
+def test_a_deadline_ends_a_call_with_a_retryable_error(serve: Serve) -> None:
+    served = serve("Fails")
+    events = served.call(Call("c1", "stubborn", params={"seconds": 1.0}, deadline_s=0.3))
+    assert events[-1].kind == "error"
+    assert events[-1].data["kind"] == "retryable"
+    assert events[-1].data["message"] == "call c1 went beyond its deadline of 0.3 s"
+    assert kinds(served.call(Call("c2", "fatal"))) == ["started", "error"]  # it waits for the stubborn one
+
+
+def test_a_stale_orchestrator_is_refused(serve: Serve) -> None:
+    served = serve()
+    assert served.call(Call("c1", "count", params={"n": 1}, epoch=4))[-1].kind == "done"
+    stale = served.call(Call("c2", "count", params={"n": 1}, epoch=3))
+    assert kinds(stale) == ["error"]
+    assert stale[0].data["kind"] == "fatal"
+    assert stale[0].data["message"] == "stale orchestrator: its lease has epoch 3, epoch 4 has been seen here"
+    assert served.call(Call("c3", "count", params={"n": 1}, epoch=5))[-1].kind == "done"
+
+
+def test_malformed_calls(serve: Serve) -> None:
+    served = serve()
+    for body, detail in [
+        (b"{", "Expecting property name"),
+        (b"\xff\xfe", "Expecting value"),
+        (b"[" * 100_000, "recursion"),
+        (b"[]", "not a Call: []"),
+        ({"operation": "count"}, "not a Call: KeyError('id')"),
+        ({"id": "c", "operation": "count", "prams": {}}, "unknown fields ['prams']"),
+        ({"id": "../../c", "operation": "count"}, "not an exchange key"),
+        ({"id": "c", "operation": "count", "deadline_s": 0}, "deadline_s is 0.0"),
+        ({"id": "c", "operation": "count", "inputs": {"samples": [{"key": "k"}]}}, "not a Ref"),
+        ({"id": "c", "operation": "count", "epoch": "new"}, "invalid literal"),
+    ]:
+        answer = served.post(body)
+        assert answer.status_code == 422
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert detail in answer.json()["detail"]
+        assert "\n" not in answer.json()["detail"]
+
+
+def test_only_calls_with_the_token_are_answered(serve: Serve) -> None:
+    served = serve("Count", RLHF_TOKEN="secret")
+    body = COUNT.to_json()
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
+        assert served.post(body, **headers).status_code == 401
+    with served.stream(COUNT, authorization="Bearer secret") as events:
+        assert kinds(list(events))[-1] == "done"
+    assert served.client.get("/healthz/live").status_code == 200
+
+
+def test_metrics_count_and_state(serve: Serve) -> None:
+    served = serve()
+    served.call(COUNT)
+    served.call(COUNT)
+    lines = served.client.get("/metrics").text.splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    by_name = {name.replace(f"{served.kind}", "K"): value for name, value in values.items()}
+    assert by_name['rlhf_function_calls_total{function="K",replica="replica",outcome="done"}'] == "1"
+    assert by_name['rlhf_function_calls_total{function="K",replica="replica",outcome="replayed"}'] == "1"
+    assert by_name['rlhf_function_state{function="K",replica="replica",state="idle"}'] == "1"
+
+
+# --- drain -----------------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_lets_the_open_call_finish_takes_no_other_and_exits(serve: Serve) -> None:
+    served = serve()
+    seen: list[Event] = []
+    with served.stream(Call("c1", "count", params={"n": 4, "pause_s": 0.2})) as events:
+        for event in events:
+            if not seen:
+                served.process.terminate()
+                until(lambda: served.client.get("/healthz/ready").status_code == 503)
+                assert served.post(Call("c2", "count", params={"n": 1}).to_json()).status_code == 503
+            seen.append(event)
+    assert [e.data["index"] for e in seen if e.kind == "samples"] == [[0], [1], [2], [3]]
+    assert seen[-1].kind == "done"
+    assert served.process.wait(20) == 0
+
+
+def test_a_call_too_long_for_the_grace_is_cut(serve: Serve) -> None:
+    served = serve("Count", "--grace-s", "0.6")
+    seen: list[Event] = []
+    with served.stream(Call("c1", "count", params={"n": 100, "pause_s": 0.1})) as events:
+        for event in events:
+            if not seen:
+                served.process.terminate()
+            seen.append(event)
+    assert kinds(seen)[-2:] == ["cut", "done"]
+    assert [i for e in seen if e.kind in ("samples", "cut") for i in e.data["index"]] == list(range(100))
+    assert served.process.wait(20) == 0
+
+
+def test_sigterm_ends_an_idle_server(serve: Serve) -> None:
+    served = serve()
+    served.process.terminate()
+    assert served.process.wait(20) == 0
+
+
+def test_a_server_ends_with_its_parent(serve: Serve, tmp_path: Path) -> None:
+    """The parent is killed; the kernel kills the server."""
+    script = (
+        "import os, subprocess, sys, time\n"
+        "command = [sys.executable, '-m', 'functions.server', '--parent', str(os.getpid()), *sys.argv[1:]]\n"
+        "child = subprocess.Popen(command)\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    arguments = ["--kind", "reward", "--exchange", str(tmp_path), "--job", "j", "--uds", str(tmp_path / "s.sock")]
+    parent = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True)
+    with parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        until((tmp_path / "s.sock").exists)
+        parent.kill()
+    until(lambda: gone(pid))
+
+
+def gone(pid: int) -> bool:
+    """No such process, or one that only waits to be reaped by whoever adopted it."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"
+
+
+# --- what a replica is told at its start -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("rewrad", "{}", "unknown function kind 'rewrad' (did you mean 'reward'?); kinds: generate, reward, "),
+        ("NeedsName", '{"nam": 1}', "has no option 'nam' (did you mean 'name'?); options: name, size"),
+        ("NeedsName", "{}", "missing 1 required keyword-only argument: 'name'"),
+        ("NeedsName", '{"name": "n", "size": 0}', "size is 0, wants 1 or more"),
+        ("nowhere.module:Class", "{}", "nowhere.module cannot be imported: ModuleNotFoundError"),
+    ],
+)
+def test_a_function_that_cannot_be_made_is_a_fatal_error_of_each_call(
+    serve: Serve, kind: str, options: str, message: str
+) -> None:
+    events = serve(kind, "--options", options).call(COUNT)
+    assert kinds(events) == ["started", "error"]
+    assert events[1].data["kind"] == "fatal"
+    assert message in events[1].data["message"]
+    assert "\n" not in events[1].data["message"]
+
+
+def test_an_exchange_that_cannot_be_opened_is_named_in_the_answer(serve: Serve) -> None:
+    served = serve("Count", "--exchange", "gopher://x")
+    assert "gopher" in served.call(COUNT)[1].data["message"]
+
+
+GIVEN = ["--kind", "reward", "--exchange", "e", "--job", "j"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--kind", "reward"], "the following arguments are required: --exchange, --job"),
+        ([*GIVEN, "--options", "{"], "--options is not JSON"),
+        ([*GIVEN, "--options", "3"], "--options wants a JSON object, got '3'"),
+        ([*GIVEN, "--heartbeat-s", "9"], "--heartbeat-s is 9, wants more than 0 and at most 5"),
+        ([*GIVEN, "--grace-s", "0"], "--grace-s is 0, wants more than 0"),
+        ([*GIVEN, "--threads", "0"], "--threads is 0, wants 1 or more"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        Settings.from_command_line(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"KIND": "train", "EXCHANGE": "e", "JOB": "j", "GRACE_S": "300", "TOKEN": "t"}.items():
+        monkeypatch.setenv(f"RLHF_{name}", value)
+    monkeypatch.setenv("PORT", "9000")
+    settings, address = Settings.from_command_line(["--job", "other"])
+    assert settings == Settings("train", "e", "other", settings.name, grace_s=300.0, token="t")
+    assert address.port == 9000
