@@ -14,7 +14,10 @@ from orchestrator.planner.base import CallObservation, StepObservation, StepPlan
 
 
 def check(request: StepRequest, generate: str) -> None:
-    """Raises ValueError, in one line, for a request that no planner can plan. No prompts: a step that only validates."""
+    """Raises ValueError, in one line, for a request that no planner can plan.
+
+    No prompts is a request: a step that only validates.
+    """
     if request.samples_per_prompt < 1:
         raise ValueError(f"step {request.step}: samples_per_prompt is {request.samples_per_prompt} (wants >= 1)")
     if request.max_response_length < 1:

@@ -1,0 +1,103 @@
+"""How long the planner thinks: medians over steps of plan() and observe(), at 512 and 16,384 samples and 8 functions.
+
+python bench/planner.py [--steps 15]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+
+import numpy as np
+
+from orchestrator.planner.adaptive import AdaptivePlanner
+from orchestrator.planner.base import CallObservation, FunctionLimits, Prompt, StepObservation, StepPlan, StepRequest
+from orchestrator.planner.devices import device, shape
+from orchestrator.planner.latency import forward_prior, generate_prior, train_prior
+from orchestrator.planner.learned import Priors
+from orchestrator.planner.policies import policy
+
+FUNCTIONS = ("generate", "reward", "reference", "critic", "cost-critic", "train", "train-critic", "train-cost-critic")
+
+
+def request(step: int, samples: int, n: int, replicas: int, rng: np.random.Generator) -> StepRequest:
+    prompts = samples // n
+    head = tuple(range(64))  # a system prompt
+    limits = {
+        name: FunctionLimits(replicas, 98.0, gpus=1, max_batch=256, kv_tokens=400_000)
+        if name in ("generate", "reward", "reference", "critic", "cost-critic")
+        else FunctionLimits(1, 98.0 * 8, gpus=8)
+        for name in FUNCTIONS
+    }
+    first = (step % 3) * prompts  # an epoch is three steps
+    return StepRequest(
+        step,
+        [Prompt(i, first + i, head + tuple(rng.integers(100, 50_000, 200).tolist()), "math") for i in range(prompts)],
+        n,
+        2048,
+        limits,
+    )
+
+
+def observation(asked: StepRequest, plan: StepPlan, rng: np.random.Generator) -> StepObservation:
+    n = asked.samples_per_prompt
+    lengths = {
+        p.prompt_id: np.clip(rng.lognormal(5.0 + (p.prompt_id % 7) / 5, 0.5, n), 1, 2048).astype(int).tolist()
+        for p in asked.prompts
+    }
+    calls = []
+    for k, shard in enumerate(plan.shards):
+        tokens = sum(lengths[asked.prompts[s // n].prompt_id][s % n] for s in shard)
+        steps = max(lengths[asked.prompts[s // n].prompt_id][s % n] for s in shard)
+        stats = {
+            "prefill_tokens": 264.0 * len(shard) / n, "shared_tokens": 0.0, "decode_tokens": float(tokens),
+            "decode_steps": float(steps), "prefill_s": 1e-4 * len(shard), "decode_s": 0.01 * steps + 2e-5 * tokens,
+        }  # fmt: skip
+        work_s = 0.1 + stats["prefill_s"] + stats["decode_s"]
+        calls.append(
+            CallObservation(
+                "generate", f"g{k}", "generate", k == 0, 20.0, work_s, 264 * len(shard), tokens, len(shard), stats
+            )
+        )
+    for name in FUNCTIONS[1:]:
+        calls.append(CallObservation(name, name, "work", False, 0.1, 3.0, 264 * 100, 20_000, 100))
+    return StepObservation(asked.step, 40.0, 3.0, lengths, calls)
+
+
+def measure(samples: int, n: int, replicas: int, steps: int) -> tuple[float, float]:
+    rng = np.random.default_rng(0)
+    gpu, model = device("H100"), shape("Qwen2.5-7B")
+    work = {name: forward_prior(gpu, model, call_s=0.1) for name in FUNCTIONS[1:5]}
+    work |= {name: train_prior(gpu, model, 8, call_s=1.0) for name in FUNCTIONS[5:]}
+    priors = Priors(generate_prior(gpu, model, call_s=0.1), work, dict.fromkeys(FUNCTIONS, 20.0))
+    planner = AdaptivePlanner(policy("ours"), priors=priors)
+    plan_ms, observe_ms = [], []
+    for step in range(steps):
+        asked = request(step, samples, n, replicas, rng)
+        start = time.process_time()
+        plan = planner.plan(asked)
+        plan_ms.append(1e3 * (time.process_time() - start))
+        seen = observation(asked, plan, rng)
+        start = time.process_time()
+        planner.observe(seen)
+        observe_ms.append(1e3 * (time.process_time() - start))
+    return statistics.median(plan_ms), statistics.median(observe_ms)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=15)
+    steps = parser.parse_args().steps
+    result = {}
+    print(f"{'samples':>8} {'replicas':>9} {'plan ms':>9} {'observe ms':>11} {'limit ms':>9}   (CPU time, medians)")
+    for samples, n, replicas, limit_ms in ((512, 8, 16, 30), (512, 8, 160, 30), (16_384, 8, 160, 300)):
+        plan_ms, observe_ms = measure(samples, n, replicas, steps)
+        print(f"{samples:>8} {replicas:>9} {plan_ms:>9.2f} {observe_ms:>11.2f} {limit_ms:>9}")
+        result[f"{samples}x{replicas}"] = {"plan_ms": round(plan_ms, 3), "observe_ms": round(observe_ms, 3)}
+    print(json.dumps({"bench": "planner", "functions": len(FUNCTIONS), **result}))
+
+
+if __name__ == "__main__":
+    main()

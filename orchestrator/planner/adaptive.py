@@ -1,0 +1,241 @@
+"""The planner that learns: lengths, costs, cold starts; and decides what its policy leaves open (policies.py).
+
+    observe: lengths (EWMA, ratios), latency models (least squares), cold starts
+    plan:    predict lengths -> runs of similar length for each N (or balanced shards) -> outline of each -> the goal's
+
+Until `generate` has been observed (or has a prior) there is nothing to decide by: the plan is the static one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.planner.assignment import Filler, Workload, makespan_s, sweep
+from orchestrator.planner.assignment import shards as shards_of
+from orchestrator.planner.base import CurvePoint, FunctionLimits, StepObservation, StepPlan, StepRequest
+from orchestrator.planner.keepalive import prewarm_at_s
+from orchestrator.planner.learned import LearnedCosts, Priors
+from orchestrator.planner.lengths import LengthModel, Prediction
+from orchestrator.planner.outline import Costs, Outline, outline
+from orchestrator.planner.policies import Policy
+from orchestrator.planner.prefixes import shared_head
+from orchestrator.planner.scaling import Goal, choose
+from orchestrator.planner.static import StaticPlanner, balance, check
+from orchestrator.planner.tail import ShardState
+
+Array = npt.NDArray[np.float64]
+
+DETAILED = 2
+"""Points of the curve that are worked out in full: those whose first estimate is best."""
+
+Candidate = tuple[list[list[int]], CurvePoint | None]
+"""Shards, and a first estimate of what they lead to."""
+
+
+class AdaptivePlanner:
+    """`pool_gpus`: GPUs that all functions share (None: each function has its own)."""
+
+    def __init__(
+        self, policy: Policy, *, goal: Goal | None = None, priors: Priors | None = None,
+        pool_gpus: int | None = None, generate: str = "generate",
+    ) -> None:  # fmt: skip
+        self.policy = policy
+        self.goal = goal or Goal()
+        self.lengths = LengthModel()
+        self.learned = LearnedCosts(priors, generate=generate)
+        self.pool_gpus = pool_gpus
+        self.generate = generate
+        self._static = StaticPlanner(keep_warm=policy.keep == "all", generate=generate)
+        self._warm: frozenset[str] = frozenset()
+        self._last: StepPlan | None = None
+        self._prompt_tokens = 0.0
+
+    def plan(self, request: StepRequest) -> StepPlan:
+        check(request, self.generate)
+        self._last = self._plan(request)
+        self._prompt_tokens = float(request.samples_per_prompt * sum(len(p.tokens) for p in request.prompts))
+        self._warm = self._last.keep
+        return self._last
+
+    def observe(self, observation: StepObservation) -> dict[str, float]:
+        metrics = self._static.observe(observation)
+        metrics |= self.lengths.observe(observation.lengths)
+        every = np.array([x for values in observation.lengths.values() for x in values], dtype=np.float64)
+        metrics |= self.learned.observe(observation.calls, every, self._prompt_tokens)
+        if self._last is not None and self._last.predicted_step_s is not None:
+            predicted = {"step": (self._last.predicted_step_s, observation.step_s)}
+            if self._last.predicted_cost_usd is not None and observation.cost_usd > 0:
+                predicted["cost"] = (self._last.predicted_cost_usd, observation.cost_usd)
+            for name, (was, is_) in predicted.items():
+                metrics[f"planner/predicted/{name}"] = was
+                metrics[f"planner/error/{name}"] = abs(was - is_) / is_ if is_ else 0.0
+        return metrics
+
+    def _plan(self, request: StepRequest) -> StepPlan:
+        generate = self.learned.generate
+        if not request.prompts:
+            return self._static.plan(request)
+        predicted = self.lengths.predict(request.prompts, request.max_response_length)
+        if generate is None:
+            plan = self._static.plan(request)
+            count = len(request.prompts) * request.samples_per_prompt
+            return replace(plan, micro_batch=count if self.policy.fuse == "no" else plan.micro_batch)
+        costs = self._costs(request)
+        n = request.samples_per_prompt
+        limits = costs.limits[self.generate]
+        prompt_tokens = np.array([len(p.tokens) for p in request.prompts], dtype=np.float64)
+        head = shared_head([p.tokens for p in request.prompts])
+        replicas = self._most(limits)
+        load = self._workload(prompt_tokens, predicted, n, head, replicas)
+        filler = Filler(load, costs.generate, limits.max_batch, limits.kv_tokens)
+        candidates: list[Candidate] = [] if self.policy.shards == "balanced" else self._runs(filler, replicas, costs)
+        if self.policy.shards != "similar":
+            dealt = balance(predicted.mean.tolist(), replicas)
+            candidates.append(([[row * n + i for row in shard for i in range(n)] for shard in dealt], None))
+        drawn = predicted.samples(n, request.step)
+        mean_tokens = float((prompt_tokens + predicted.mean).mean())
+        usd = 1.0 if any(f.usd_per_hour > 0 for f in request.functions.values()) else 0.0
+        points: list[tuple[CurvePoint, Outline]] = []
+        for shards, _ in self._promising(candidates):
+            states = _states(shards, prompt_tokens, drawn, n, head, costs, limits.max_batch)
+            found = outline(shards, states, mean_tokens, costs, self.policy, self.goal)
+            points.append((CurvePoint(len(shards), found.time_s, usd * found.cost, found.gpu_s), found))
+        point, chosen = self._choose(points)
+        rough = [p for _, p in candidates if p is not None and p.replicas != point.replicas]
+        curve = [replace(p, cost_usd=usd * p.cost_usd) for p in rough] + [point]
+        return self._to_plan(request, predicted, point, chosen, curve, costs)
+
+    def _workload(self, prompt_tokens: Array, predicted: Prediction, n: int, head: int, replicas: int) -> Workload:
+        """A shard's longest sample is taken to be the largest of as many draws as there are samples to a replica."""
+        together = max(1.0, len(prompt_tokens) * n / replicas)
+        longest = predicted.at_quantile(1.0 - 1.0 / (together + 1.0))
+        return Workload.of(prompt_tokens, predicted.mean, longest, n, head)
+
+    def _runs(self, filler: Filler, replicas: int, costs: Costs) -> list[Candidate]:
+        """Runs of similar length for each N, and a first estimate of the step's time and cost with them."""
+        curve = sweep(filler, replicas)
+        tokens = float((filler.load.prompt_tokens + filler.load.head_tokens + filler.load.mean).sum())
+        count, n = filler.count, filler.load.samples_per_prompt
+        beside = sum(
+            costs.price[f] * (c.work_s(count, tokens * n) + costs.start_s[f]) for f, c in costs.followers.items()
+        )
+        after = {f: c.work_s(count, tokens * n) for f, c in costs.trainers.items()}
+        beside += sum(costs.price[f] * (seconds + costs.start_s[f]) for f, seconds in after.items())
+        last_s = sum(after.values()) if self.policy.colocated else max(after.values(), default=0.0)
+        start_s = 0.0 if self.generate in costs.warm else costs.start_s[self.generate]
+        found: list[Candidate] = []
+        for size, runs in curve.items():
+            paid_s = sum(run.work_s for run in runs) + size * start_s
+            cost = costs.price[self.generate] * paid_s + beside
+            point = CurvePoint(
+                size, start_s + makespan_s(runs) + last_s, cost, costs.limits[self.generate].gpus * paid_s
+            )
+            found.append((shards_of(filler.load, runs), point))
+        return found
+
+    def _promising(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates that are worked out in full: those whose first estimate is best, and the balanced one."""
+        rough = [(shards, p) for shards, p in candidates if p is not None]
+        if self.policy.replicas == "weighted":
+            return [*rough]
+
+        def order(candidate: tuple[list[list[int]], CurvePoint]) -> tuple[bool, tuple[float, float]]:
+            p = candidate[1]
+            late = self.goal.deadline_s is not None and p.time_s > self.goal.deadline_s
+            return late, (p.time_s, p.cost_usd) if late else self.goal.rank(p.time_s, p.cost_usd)
+
+        return [*sorted(rough, key=order)[:DETAILED], *(c for c in candidates if c[1] is None)]
+
+    def _choose(self, points: Sequence[tuple[CurvePoint, Outline]]) -> tuple[CurvePoint, Outline]:
+        curve = [p for p, _ in points]
+        if self.policy.replicas == "all":
+            found = max(curve, key=lambda p: p.replicas)
+        elif self.policy.replicas == "weighted":
+            full = max(curve, key=lambda p: p.replicas)
+            found = min(curve, key=lambda p: 0.5 * p.time_s / full.time_s + 0.5 * _ratio(p.cost_usd, full.cost_usd))
+        else:
+            found = choose(curve, self.goal)
+        return next((p, o) for p, o in points if p is found)
+
+    def _to_plan(
+        self, request: StepRequest, predicted: Prediction, point: CurvePoint, chosen: Outline,
+        curve: Sequence[CurvePoint], costs: Costs,
+    ) -> StepPlan:  # fmt: skip
+        replicas = {
+            name: len(chosen.shards) if name == self.generate
+            else chosen.followers[name].replicas if name in chosen.followers
+            else limits.max_replicas if self.policy.replicas == "all" or name not in costs.trainers
+            else 1
+            for name, limits in request.functions.items()
+        }  # fmt: skip
+        prewarm = {}
+        if self.policy.prewarm:
+            prewarm = {
+                stage.function: prewarm_at_s(stage.start_s, self.learned.starts_s(stage.function))
+                for stage in chosen.stages
+                if stage.function != self.generate and stage.function not in chosen.keep
+            }
+        return StepPlan(
+            replicas=replicas,
+            shards=chosen.shards,
+            micro_batch=chosen.micro_batch,
+            cut_below=chosen.tail.cut_below,
+            migrate_to=chosen.tail.migrate_to,
+            keep=frozenset(request.functions) if self.policy.keep == "all" else chosen.keep,
+            prewarm_s=prewarm,
+            predicted_step_s=chosen.time_s,
+            predicted_cost_usd=point.cost_usd,
+            predicted_lengths=np.repeat(predicted.mean, request.samples_per_prompt).tolist(),
+            stages=chosen.stages,
+            curve=sorted(curve, key=lambda p: (p.replicas, p.time_s)),
+            chosen=len(chosen.shards),
+        )
+
+    def _costs(self, request: StepRequest) -> Costs:
+        generate = self.learned.generate
+        assert generate is not None, "the caller has looked"
+        work = {name: self.learned.work(name) for name in request.functions if name != self.generate}
+        known = {name: cost for name, cost in work.items() if cost is not None}
+        priced = any(limits.usd_per_hour > 0 for limits in request.functions.values())
+        return Costs(
+            generate=generate,
+            followers={name: cost for name, cost in known.items() if not name.startswith("train")},
+            trainers={name: cost for name, cost in known.items() if name.startswith("train")},
+            start_s={name: self.learned.start_s(name) for name in request.functions},
+            price={
+                name: limits.usd_per_hour / 3600.0 if priced else float(limits.gpus or 1)
+                for name, limits in request.functions.items()
+            },
+            limits=request.functions,
+            warm=self._warm,
+            name=self.generate,
+            pool_gpus=self.pool_gpus,
+        )
+
+    def _most(self, limits: FunctionLimits) -> int:
+        if self.pool_gpus is None or not limits.gpus:
+            return limits.max_replicas
+        return max(1, min(limits.max_replicas, self.pool_gpus // limits.gpus))
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 1.0
+
+
+def _states(
+    shards: Sequence[Sequence[int]], prompt_tokens: Array, drawn: Array, n: int, head: int, costs: Costs,
+    max_batch: int,
+) -> list[ShardState]:  # fmt: skip
+    """What the drawn lengths make of each shard; its prompts' own tokens are computed once, the shared head once."""
+    states = []
+    for shard in shards:
+        numbers = np.asarray(shard)
+        rows = numbers // n
+        unique = np.unique(rows)
+        prefill = float((prompt_tokens[unique] - head).sum()) + head
+        states.append(ShardState.of(prompt_tokens[rows], drawn[numbers], costs.generate, max_batch, prefill))
+    return states

@@ -1,0 +1,111 @@
+"""What the functions of a job cost in time: their latency models, learned from the calls that were made."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.planner.base import CallObservation
+from orchestrator.planner.latency import GenerateCost, LinearFit, WorkCost, relative_errors
+
+Array = npt.NDArray[np.float64]
+
+STARTS_KEPT = 64
+_COUNTS = ("prefill_tokens", "prefill_s", "decode_tokens", "decode_steps", "decode_s")
+
+
+@dataclass(frozen=True)
+class Priors:
+    """What is believed before anything was observed; a function without an entry is unknown until it was called."""
+
+    generate: GenerateCost | None = None
+    work: Mapping[str, WorkCost] = field(default_factory=dict)
+    start_s: Mapping[str, float] = field(default_factory=dict)
+    """Cold start, by function."""
+
+
+class LearnedCosts:
+    def __init__(self, priors: Priors | None = None, *, generate: str = "generate") -> None:
+        self.priors = priors or Priors()
+        self.name = generate
+        prior = self.priors.generate
+        self._overhead = LinearFit(1, None if prior is None else [prior.call_s])
+        self._prefill = LinearFit(1, None if prior is None else [prior.prefill_token_s])
+        self._decode = LinearFit(3, None if prior is None else [prior.step_s, prior.sequence_s, prior.kv_token_s])
+        self._work = {f: LinearFit(3, [c.call_s, c.sample_s, c.token_s]) for f, c in self.priors.work.items()}
+        self._starts: dict[str, deque[float]] = {}
+
+    @property
+    def generate(self) -> GenerateCost | None:
+        if self._decode.theta is None or self._prefill.theta is None:
+            return None
+        call = 0.0 if self._overhead.theta is None else float(self._overhead.theta[0])
+        return GenerateCost(call, float(self._prefill.theta[0]), *(float(v) for v in self._decode.theta))
+
+    def work(self, function: str) -> WorkCost | None:
+        fit = self._work.get(function)
+        return None if fit is None or fit.theta is None else WorkCost(*(float(v) for v in fit.theta))
+
+    def starts_s(self, function: str) -> Sequence[float]:
+        """Recent cold starts; before the first, the prior."""
+        if self._starts.get(function):
+            return list(self._starts[function])
+        return [self.priors.start_s[function]] if function in self.priors.start_s else []
+
+    def start_s(self, function: str) -> float:
+        """A typical cold start; 0 while nothing is known of it."""
+        starts = self.starts_s(function)
+        return float(np.median(starts)) if starts else 0.0
+
+    def observe(self, calls: Sequence[CallObservation], lengths: Array, prompt_tokens: float) -> dict[str, float]:
+        """Learns from a step's calls; returns the relative error of what was believed before, by function.
+
+        `lengths` [S]: of the step's responses; `prompt_tokens`: of all its samples, added up. A generate call tells its
+        sum of lengths only; that of their squares, which the keys and values read depend on, is taken to be the
+        step's. Calls of the other functions tell no counts: they are one row a step, all samples through all calls.
+        """
+        total = float(lengths.sum())
+        squared_per_token = float((lengths**2).sum()) / total if total else 0.0
+        counts = np.array([0.0, len(lengths), total + prompt_tokens])
+        metrics: dict[str, float] = {}
+        by_function: dict[str, list[CallObservation]] = {}
+        for call in calls:
+            by_function.setdefault(call.function, []).append(call)
+            if call.cold:
+                self._starts.setdefault(call.function, deque(maxlen=STARTS_KEPT)).append(call.start_s)
+        for function, made in sorted(by_function.items()):
+            if function == self.name:
+                made = [c for c in made if all(count in c.stats for count in _COUNTS)]
+                errors = self._observe_generate(made, squared_per_token) if made else np.zeros(0)
+            else:
+                errors = self._observe_work(function, made, counts)
+            if len(errors):
+                metrics[f"planner/error/{function}"] = float(np.median(errors))
+        return metrics
+
+    def _observe_generate(self, calls: Sequence[CallObservation], squared_per_token: float) -> Array:
+        count = {name: np.array([c.stats[name] for c in calls], dtype=np.float64) for name in _COUNTS}
+        prompt = np.array([c.prompt_tokens / max(1, c.samples) for c in calls], dtype=np.float64)
+        held = count["decode_tokens"] * (prompt + 0.5 * squared_per_token)
+        x = np.column_stack((count["decode_steps"], count["decode_tokens"], held))
+        work = np.array([c.work_s for c in calls], dtype=np.float64)
+        errors = np.zeros(0)
+        if (cost := self.generate) is not None:
+            believed = cost.call_s + cost.prefill_token_s * count["prefill_tokens"] + self._decode.predict(x)
+            errors = relative_errors(believed, work)
+        self._prefill.observe(count["prefill_tokens"][:, None], count["prefill_s"])
+        self._decode.observe(x, count["decode_s"])
+        self._overhead.observe(np.ones((len(calls), 1)), work - count["prefill_s"] - count["decode_s"])
+        return errors
+
+    def _observe_work(self, function: str, calls: Sequence[CallObservation], counts: Array) -> Array:
+        x = (counts + np.array([len(calls), 0.0, 0.0]))[None, :]
+        y = np.array([sum(c.work_s for c in calls)])
+        fit = self._work.setdefault(function, LinearFit(3))
+        errors = np.zeros(0) if fit.theta is None else relative_errors(fit.predict(x), y)
+        fit.observe(x, y)
+        return errors

@@ -1,0 +1,176 @@
+"""How long responses will be: per prompt an EWMA over epochs, used as a ranking; a prior for prompts not seen.
+
+RLHFless (arXiv 2602.22718): lengths of adjacent epochs are close for the same prompt, so the EWMA orders prompts well
+though it predicts no single sample well. What single samples do around it is kept as a distribution of ratios
+actual / predicted, and used wherever a longest sample matters (the mean of a maximum is not the maximum of means).
+
+Prior of an unseen prompt: ln L ~ w0 + w1 ln(1 + P) per data source (least squares, forgotten slowly), drawn to the mean
+of all sources while a source has few prompts. With no history at all every prompt is alike: half the cap.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.planner.base import Prompt
+
+Array = npt.NDArray[np.float64]
+
+RATIOS_KEPT = 4096
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of one step. `mean` [P]: predicted mean length of each prompt's responses, in tokens, within [1, cap]."""
+
+    mean: Array
+    seen: npt.NDArray[np.bool_]
+    """[P]: from the prompt's own history."""
+    ratios: Array
+    """Sorted actual / predicted of recent samples; empty: no history."""
+    cap: int
+
+    def at_quantile(self, q: float) -> Array:
+        """Length below which a single sample stays with probability q. [P] Without history: the cap."""
+        if len(self.ratios) == 0:
+            return np.full(len(self.mean), float(self.cap))
+        scaled: Array = np.clip(self.mean * float(np.quantile(self.ratios, q)), 1.0, self.cap)
+        return scaled
+
+    def samples(self, n: int, seed: int) -> Array:
+        """One drawn length for each of n samples of each prompt, in sample order. [P * n]"""
+        lengths: Array = np.repeat(self.mean, n)
+        if len(self.ratios):
+            lengths *= np.random.default_rng(seed).choice(self.ratios, size=len(lengths))
+        clipped: Array = np.clip(lengths, 1.0, float(self.cap))
+        return clipped
+
+
+class _Source:
+    """Running least squares of ln L on (1, ln(1 + P)) for one data source."""
+
+    def __init__(self) -> None:
+        self.gram = np.zeros((2, 2))
+        self.moment = np.zeros(2)
+
+    def observe(self, x: Array, y: Array, decay: float) -> None:
+        self.gram = np.asarray(decay * self.gram + x.T @ x)
+        self.moment = np.asarray(decay * self.moment + x.T @ y)
+
+    def solve(self, toward: Array) -> Array:
+        """Coefficients, with the weight of four prompts on `toward`."""
+        ridge = np.array([4.0, 16.0])
+        return np.asarray(np.linalg.solve(self.gram + np.diag(ridge), self.moment + ridge * toward), np.float64)
+
+
+class LengthModel:
+    def __init__(self, *, alpha: float = 0.5, decay: float = 0.9) -> None:
+        if not 0.0 < alpha <= 1.0:
+            raise ValueError(f"alpha is {alpha} (wants 0 < alpha <= 1)")
+        self.alpha = alpha
+        self.decay = decay
+        self.ewma: dict[int, float] = {}
+        self._all = _Source()
+        self._by_source: dict[str, _Source] = {}
+        self._ratios: deque[float] = deque(maxlen=RATIOS_KEPT)
+        self._source_of: dict[int, tuple[str, int]] = {}
+        self._predicted: dict[int, float] = {}
+
+    def predict(self, prompts: Sequence[Prompt], cap: int) -> Prediction:
+        """Mean lengths of the step's prompts. Remembers them, to compare them with what `observe` is told."""
+        seen = np.array([p.prompt_id in self.ewma for p in prompts], dtype=np.bool_)
+        mean = np.array([self.ewma.get(p.prompt_id, 0.0) for p in prompts], dtype=np.float64)
+        if self._all.gram[0, 0] == 0:
+            mean[~seen] = 0.5 * cap
+        elif not seen.all():
+            centre = float(self._all.moment[0] / self._all.gram[0, 0])
+            overall = self._all.solve(np.array([centre, 0.0]))
+            fits = {name: source.solve(overall) for name, source in self._by_source.items()}
+            for row in np.flatnonzero(~seen).tolist():
+                w = fits.get(prompts[row].data_source, overall)
+                mean[row] = np.exp(w[0] + w[1] * np.log1p(len(prompts[row].tokens)))
+        mean = np.clip(mean, 1.0, cap)
+        for p, value in zip(prompts, mean.tolist(), strict=True):
+            self._predicted[p.prompt_id] = value
+            self._source_of[p.prompt_id] = (p.data_source, len(p.tokens))
+        return Prediction(mean, seen, np.sort(np.array(self._ratios, dtype=np.float64)), cap)
+
+    def observe(self, lengths: Mapping[int, Sequence[int]]) -> dict[str, float]:
+        """Learns from a step's response lengths by prompt_id; returns the quality of what was predicted for them."""
+        actual = {i: float(np.mean(values)) for i, values in lengths.items() if len(values)}
+        pairs = [(self._predicted[i], value) for i, value in actual.items() if i in self._predicted]
+        metrics: dict[str, float] = {}
+        if len(pairs) >= 2:
+            predicted, measured = (np.array(v) for v in zip(*pairs, strict=True))
+            metrics = {
+                "planner/length_tau": kendall_tau(predicted, measured),
+                "planner/length_decile_recall": longest_decile_recall(predicted, measured),
+            }
+        history = self._all.gram[0, 0] > 0
+        for i in actual:
+            if i in self._predicted and history:
+                self._ratios.extend(float(length) / self._predicted[i] for length in lengths[i])
+        if not history:  # nothing was predicted: the spread around the step's own mean is the first distribution
+            centre = float(np.mean([x for values in lengths.values() for x in values])) if actual else 1.0
+            self._ratios.extend(float(x) / max(centre, 1.0) for values in lengths.values() for x in values)
+        self._learn_prior(actual)
+        for i, value in actual.items():
+            self.ewma[i] = value if i not in self.ewma else self.alpha * value + (1 - self.alpha) * self.ewma[i]
+        self._predicted.clear()
+        return metrics
+
+    def _learn_prior(self, actual: Mapping[int, float]) -> None:
+        rows: dict[str, list[tuple[float, float]]] = {}
+        for i, value in actual.items():
+            if i in self._source_of:
+                source, prompt_length = self._source_of[i]
+                rows.setdefault(source, []).append((float(np.log1p(prompt_length)), float(np.log(max(value, 1.0)))))
+        for source, values in sorted(rows.items()):
+            table = np.array(values)
+            x = np.column_stack((np.ones(len(table)), table[:, 0]))
+            self._by_source.setdefault(source, _Source()).observe(x, table[:, 1], self.decay)
+            self._all.observe(x, table[:, 1], self.decay)
+
+
+def kendall_tau(x: Array, y: Array) -> float:
+    """Kendall's tau-b (with ties), O(n log n) comparisons. 0 when one side has no order at all.
+
+    tau_b = (concordant - discordant) / sqrt((pairs - ties in x) (pairs - ties in y))
+    """
+    n = len(x)
+    order = np.lexsort((y, x))
+    xs, ys = x[order], y[order]
+    before: list[float] = []
+    score = 0
+    start = 0
+    for stop in [*(np.flatnonzero(np.diff(xs)) + 1).tolist(), n]:
+        tied = ys[start:stop].tolist()
+        for value in tied:
+            score += bisect.bisect_left(before, value) - (len(before) - bisect.bisect_right(before, value))
+        for value in tied:
+            bisect.insort(before, value)
+        start = stop
+    pairs = n * (n - 1) // 2
+    norm = float(pairs - _ties(x)) * float(pairs - _ties(y))
+    return score / norm**0.5 if norm > 0 else 0.0
+
+
+def _ties(values: Array) -> int:
+    counts = np.unique(values, return_counts=True)[1]
+    return int((counts * (counts - 1) // 2).sum())
+
+
+def longest_decile_recall(predicted: Array, measured: Array) -> float:
+    """Share of the longest tenth (at least one) that the prediction has among its longest tenth."""
+    k = max(1, len(measured) // 10)
+    return len(_longest(predicted, k) & _longest(measured, k)) / k
+
+
+def _longest(values: Array, k: int) -> set[int]:
+    return set(np.argsort(-values, kind="stable")[:k].tolist())

@@ -1,0 +1,94 @@
+"""How many replicas: the point of T(N), C(N) that the user asked for.
+
+    cost     the cheapest point (that meets the deadline, where one is set)
+    speed    the fastest point (within the budget, where one is set)
+    knee     the least T * C: the point after which 1 % more money buys less than 1 % of time
+
+RLHFless weighs lam T / T_ref + (1 - lam) C / C_ref; its lam and references are not published, and fixed weights do not
+carry over between workloads. T * C has no unit to normalise and no weight to choose: its level lines are those of equal
+relative exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.planner.base import CurvePoint
+
+Objective = Literal["cost", "speed", "knee"]
+OBJECTIVES: tuple[Objective, ...] = ("cost", "speed", "knee")
+
+
+class Unmet(ValueError):
+    """A deadline or budget that no point of the curve meets; says by how much, and what would meet it."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What the user asked for. `deadline_s` and `budget_usd` are for one step."""
+
+    objective: Objective = "knee"
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective is {self.objective!r} (wants one of {', '.join(OBJECTIVES)})")
+        for name in ("deadline_s", "budget_usd"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value} (wants more than 0)")
+
+    def rank(self, time_s: float, cost: float) -> tuple[float, float]:
+        """Smaller is better: what the objective minimises, then what decides between equals."""
+        if self.objective == "speed":
+            return time_s, cost
+        return (cost, time_s) if self.objective == "cost" else (time_s * cost, cost)
+
+
+def choose(curve: Sequence[CurvePoint], goal: Goal, beyond: Sequence[CurvePoint] = ()) -> CurvePoint:
+    """The point of the curve that meets the goal best. Ties go to the lower cost, then to fewer replicas.
+
+    `beyond` holds points with more replicas than allowed: only to say what would meet a deadline. Raises Unmet.
+    """
+    if not curve:
+        raise ValueError("no points to choose from")
+    allowed = [p for p in curve if goal.deadline_s is None or p.time_s <= goal.deadline_s]
+    if not allowed:
+        raise Unmet(_late(curve, goal, beyond))
+    within = [p for p in allowed if goal.budget_usd is None or p.cost_usd <= goal.budget_usd]
+    if not within:
+        raise Unmet(_dear(curve, allowed, goal))
+    return min(within, key=lambda p: (*goal.rank(p.time_s, p.cost_usd), p.replicas))
+
+
+def _late(curve: Sequence[CurvePoint], goal: Goal, beyond: Sequence[CurvePoint]) -> str:
+    assert goal.deadline_s is not None
+    best = min(curve, key=lambda p: (p.time_s, p.cost_usd))
+    over = best.time_s - goal.deadline_s
+    line = (
+        f"deadline of {goal.deadline_s:.4g} s cannot be met: the fastest is {best.time_s:.4g} s with {best.replicas} "
+        f"replicas, {over:.4g} s ({100 * over / goal.deadline_s:.0f} %) too late"
+    )
+    enough = [p for p in beyond if p.time_s <= goal.deadline_s]
+    if enough:
+        first = min(enough, key=lambda p: p.replicas)
+        return f"{line}; max_replicas = {first.replicas} would meet it ({first.time_s:.4g} s, {first.cost_usd:.4g} $)"
+    return f"{line}; more replicas would not: set deadline_s >= {best.time_s:.4g}, or lower max_response_length"
+
+
+def _dear(curve: Sequence[CurvePoint], allowed: Sequence[CurvePoint], goal: Goal) -> str:
+    assert goal.budget_usd is not None
+    best = min(allowed, key=lambda p: (p.cost_usd, p.time_s))
+    over = best.cost_usd - goal.budget_usd
+    line = (
+        f"budget of {goal.budget_usd:.4g} $ cannot be met: the cheapest is {best.cost_usd:.4g} $ with {best.replicas} "
+        f"replicas, {over:.4g} $ ({100 * over / goal.budget_usd:.0f} %) too much"
+    )
+    cheap = [p for p in curve if p.cost_usd <= goal.budget_usd]
+    if cheap:
+        fastest = min(cheap, key=lambda p: p.time_s)
+        return f"{line}; deadline_s >= {fastest.time_s:.4g} would meet it ({fastest.replicas} replicas)"
+    return f"{line}; set budget_usd >= {min(p.cost_usd for p in curve):.4g}"

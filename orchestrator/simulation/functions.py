@@ -1,0 +1,256 @@
+"""What simulated functions do with a call: real inputs and outputs in the exchange, time by the latency model.
+
+The values are fake, but fixed: tokens, scores and weights depend on the samples' identity alone, never on how a policy
+arranged the work, so that the committed history of two policies can be compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import xxhash
+
+from functions.exchange.base import checksum
+from functions.samples import Columns, Finish, Ragged, SampleBatch
+from functions.weights.blobs import Blob, publish_blobs
+from functions.wire import Call, Event, Json, Version
+from orchestrator.planner.latency import GenerateCost, WorkCost
+from orchestrator.planner.prefixes import shared_head
+from orchestrator.simulation.decoding import Item, Schedule, schedule
+from orchestrator.simulation.lengths import Lengths
+from orchestrator.simulation.memory import MemoryExchange
+
+HEARTBEAT_S = 5.0
+Events = AsyncGenerator[Event, None]
+
+
+@dataclass(frozen=True)
+class Generate:
+    """A model of `generate`: continuous batching on one replica."""
+
+    cost: GenerateCost
+    lengths: Lengths
+    start_s: float
+    """From nothing to a replica that takes calls."""
+    load_s: float
+    """To take up a version of the policy that the replica does not hold."""
+    slots: int = 64
+    kv_tokens: int | None = None
+    share_prefixes: bool = True
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model of reward, reference, a critic or train."""
+
+    kind: Literal["reward", "reference", "train"]
+    cost: WorkCost
+    start_s: float
+    load_s: float = 0.0
+
+
+Model = Generate | Work
+
+
+@dataclass
+class Held:
+    """What a replica has in memory."""
+
+    name: str
+    versions: dict[str, Version] = field(default_factory=dict)
+    calls: int = 0
+
+    def load_s(self, call: Call, model: Model) -> float:
+        """Seconds to take up the versions that the call names and the replica does not hold."""
+        missing = [v for role, v in call.weights.items() if self.versions.get(role) != v]
+        self.versions.update(call.weights)
+        return model.load_s * len(missing)
+
+
+async def perform(call: Call, model: Model, held: Held, exchange: MemoryExchange) -> Events:
+    """The call's events, in virtual time."""
+    yield Event("started", data={"replica": held.name, "calls": held.calls})
+    held.calls += 1
+    load_s = held.load_s(call, model)
+    if load_s:
+        async for beat in _busy(load_s):
+            yield beat
+    events = _generate(call, model, exchange) if isinstance(model, Generate) else _work(call, model, exchange)
+    async for event in events:
+        yield event
+
+
+async def _busy(seconds: float) -> Events:
+    """That much time, with a heartbeat."""
+    while seconds > HEARTBEAT_S:
+        await asyncio.sleep(HEARTBEAT_S)
+        yield Event("progress")
+        seconds -= HEARTBEAT_S
+    await asyncio.sleep(seconds)
+    yield Event("progress")
+
+
+async def _generate(call: Call, model: Generate, exchange: MemoryExchange) -> Events:
+    clock = asyncio.get_running_loop().time
+    start_s, number = clock(), 0
+    batch = SampleBatch.concat([SampleBatch.decode(exchange.get(ref)) for ref in call.inputs["samples"]])
+    items = _items(batch, call, model.lengths)
+    head = shared_head([row.tolist() for row in batch.prompts.rows()])
+    try:
+        plan = schedule(
+            items, model.cost, slots=model.slots, kv_tokens=model.kv_tokens, head_tokens=head,
+            share_prefixes=model.share_prefixes,
+        )  # fmt: skip
+    except ValueError as error:
+        yield Event("error", data={"kind": "fatal", "message": str(error)})
+        return
+    cut = exchange.watch(call.cut_key)
+    order = np.argsort(plan.finish_s, kind="stable").tolist()
+    chunk = int(call.params.get("chunk", 1))
+    sent = 0
+    try:
+        while sent < len(order):
+            stop = min(sent + chunk, len(order))
+            while stop < len(order) and plan.finish_s[order[stop]] == plan.finish_s[order[stop - 1]]:
+                stop += 1
+            due_s = start_s + float(plan.finish_s[order[stop - 1]])
+            while clock() < due_s and not cut.is_set():
+                wait_s = min(HEARTBEAT_S, due_s - clock())
+                if not await _set_within(cut, wait_s) and clock() < due_s:
+                    yield Event("progress")
+            if clock() < due_s:
+                break
+            yield _samples(call, exchange, batch, order[sent:stop], [items[i].final for i in order[sent:stop]], number)
+            number, sent = number + 1, stop
+        left = order[sent:]
+        if left:
+            now_s = clock() - start_s
+            done = [i for i in left if plan.finish_s[i] <= now_s]  # finished, waiting for their chunk to fill
+            if done:
+                yield _samples(call, exchange, batch, done, [items[i].final for i in done], number)
+                number += 1
+            left = [i for i in left if plan.finish_s[i] > now_s]
+            tokens = plan.tokens_at(now_s, items)
+            yield _samples(call, exchange, batch, left, [tokens[i] for i in left], number, kind="cut")
+    finally:
+        exchange.unwatch(call.cut_key)
+    yield Event("done", data=_stats(plan, clock() - start_s, items))
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _items(batch: SampleBatch, call: Call, lengths: Lengths) -> list[Item]:
+    cap = int(call.params["max_response_length"])
+    rows, have = batch.prompts.rows(), batch.responses.lengths.tolist()
+    items = []
+    for k, (row, group, index) in enumerate(
+        zip(batch.prompt.tolist(), batch.group.tolist(), batch.index.tolist(), strict=True)
+    ):
+        final = min(cap, lengths.length(call.step, group, index, rows[row]))
+        items.append(Item(row, len(rows[row]), have[k], final))
+    return items
+
+
+def _samples(
+    call: Call, exchange: MemoryExchange, batch: SampleBatch, rows: list[int], tokens: list[int], number: int,
+    *, kind: Literal["samples", "cut"] = "samples",
+) -> Event:  # fmt: skip
+    picked = batch.select(rows)
+    identities = zip(picked.group.tolist(), picked.index.tolist(), tokens, strict=True)
+    responses = Ragged.from_rows([_tokens(call.step, g, i, n) for g, i, n in identities], np.int32)
+    cap = int(call.params["max_response_length"])
+    finish = [Finish.UNFINISHED if kind == "cut" else Finish.LENGTH if n >= cap else Finish.STOP for n in tokens]
+    total = len(responses.flat)
+    made = SampleBatch(
+        picked.prompts, picked.prompt, picked.group, picked.index, responses,
+        np.full(total, -1.0, np.float32), np.ones(total, np.float32), np.array(finish, np.int32),
+        np.full(len(rows), call.weights["policy"].number, np.int32),
+    )  # fmt: skip
+    ref = exchange.put(f"{call.prefix}{kind}.{number:04d}", made.encode())
+    data: Json = {
+        "group": picked.group.tolist(),
+        "index": picked.index.tolist(),
+        "prompt_length": picked.prompts.lengths[picked.prompt].tolist(),
+        "length": tokens,
+        "finish": [int(f) for f in finish],
+    }
+    return Event(kind, ref, data)
+
+
+def _tokens(step: int, group: int, index: int, count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    first = xxhash.xxh3_64_intdigest(f"{step}/{group}/{index}".encode()) % 1000
+    return (first + 7 * np.arange(count, dtype=np.int64)).astype(np.int32) % 1000
+
+
+def _stats(plan: Schedule, spent_s: float, items: list[Item]) -> Json:
+    """EngineStats; of a call that was cut, in proportion to its time."""
+    whole = float(plan.break_s[-1])
+    share = 1.0 if spent_s >= whole or whole == 0 else spent_s / whole
+    steps = float(np.interp(spent_s, plan.break_s, plan.break_step))
+    made = sum(t - i.done for t, i in zip(plan.tokens_at(spent_s, items), items, strict=True))
+    return {
+        "prefill_tokens": plan.prefill_tokens,
+        "shared_tokens": plan.shared_tokens,
+        "decode_tokens": int(made),
+        "decode_steps": int(steps),
+        "prefill_s": plan.prefill_s,
+        "decode_s": plan.decode_s * share,
+    }
+
+
+async def _work(call: Call, model: Work, exchange: MemoryExchange) -> Events:
+    batches = [SampleBatch.decode(exchange.get(ref)) for ref in call.inputs["samples"]]
+    samples = sum(len(b) for b in batches)
+    tokens = sum(int(b.responses.lengths.sum() + b.prompts.lengths[b.prompt].sum()) for b in batches)
+    async for beat in _busy(model.cost.work_s(samples, tokens)):
+        yield beat
+    if model.kind == "train":
+        yield _trained(call, batches, exchange)
+        return
+    batch = SampleBatch.concat(batches)
+    columns = _reward(call, batch) if model.kind == "reward" else _token_column(call, batch)
+    ref = exchange.put(f"{call.prefix}columns", columns.encode())
+    yield Event("done", ref, {"failed": [], "samples": samples, "tokens": tokens})
+
+
+def _reward(call: Call, batch: SampleBatch) -> Columns:
+    names = zip(batch.group.tolist(), batch.index.tolist(), strict=True)
+    score = [(xxhash.xxh3_64_intdigest(f"{call.step}/{g}/{i}/score".encode()) >> 11) / 2.0**53 for g, i in names]
+    return Columns.of(batch, sample={"score": np.array(score, np.float32)})
+
+
+def _token_column(call: Call, batch: SampleBatch) -> Columns:
+    name = str(call.params["column"])
+    return Columns.of(batch, token={name: np.full(len(batch.responses.flat), -1.0, np.float32)})
+
+
+def _trained(call: Call, batches: list[SampleBatch], exchange: MemoryExchange) -> Event:
+    """The next version: its one tensor is a digest of the version before and of the samples, whatever their order."""
+    seen = sorted(
+        (g, i, checksum(row.tobytes()))
+        for b in batches
+        for g, i, row in zip(b.group.tolist(), b.index.tolist(), b.responses.rows(), strict=True)
+    )
+    model, before = str(call.params["model"]), call.weights["policy"]
+    parent = exchange.list(before.prefix)
+    state = checksum(repr((model, before.number, seen)).encode())
+    after = Version(model, before.number + 1, checksum(call.id.encode())[:12])
+    blob = Blob("U8", (16,), memoryview(bytes.fromhex(state)))
+    publish_blobs(
+        exchange, after, tensors={"state": blob}, state={}, trainer={}, files={},
+        parent=before if parent else None,
+    )  # fmt: skip
+    tokens = float(sum(int(b.responses.lengths.sum()) for b in batches))
+    metrics: Mapping[str, float] = {f"{model}/tokens": tokens}
+    return Event("done", data={"version": after.to_json(), "metrics": dict(metrics), "stats": {}})

@@ -1,0 +1,106 @@
+"""EWMA and priors by hand; Kendall's tau-b against its definition; quality on a distribution that repeats."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.planner.base import Prompt
+from orchestrator.planner.lengths import LengthModel, kendall_tau, longest_decile_recall
+
+
+def prompt(i: int, length: int = 10, source: str = "") -> Prompt:
+    return Prompt(i, i, tuple(range(length)), source)
+
+
+def test_zero_history_is_half_the_cap_for_everyone_and_the_cap_for_the_longest() -> None:
+    prediction = LengthModel().predict([prompt(1), prompt(2)], 100)
+    assert prediction.mean.tolist() == [50, 50]
+    assert not prediction.seen.any()
+    assert prediction.at_quantile(0.9).tolist() == [100, 100]
+    assert prediction.samples(2, seed=0).tolist() == [50] * 4
+
+
+def test_ewma_by_hand() -> None:
+    model = LengthModel(alpha=0.25)
+    model.observe({1: [100, 200]})
+    model.observe({1: [50]})
+    assert model.ewma[1] == 0.25 * 50 + 0.75 * 150
+    prediction = model.predict([prompt(1)], 1000)
+    assert (prediction.mean[0], bool(prediction.seen[0])) == (125.0, True)
+
+
+def test_unseen_prompts_get_their_sources_relation_to_prompt_length() -> None:
+    model = LengthModel()
+    rng = np.random.default_rng(0)
+    for epoch in range(6):
+        rows = [prompt(100 * epoch + k, int(rng.integers(10, 400)), "math" if k % 2 else "chat") for k in range(60)]
+        model.predict(rows, 10_000)
+        model.observe({
+            p.prompt_id: [2 * (1 + len(p.tokens))] if p.data_source == "math" else [40] for p in rows
+        })  # fmt: skip
+    prediction = model.predict([prompt(9001, 300, "math"), prompt(9002, 300, "chat"), prompt(9003, 300, "new")], 10_000)
+    assert prediction.mean[0] == pytest.approx(602, rel=0.2)
+    assert prediction.mean[1] == pytest.approx(40, rel=0.2)
+    assert 40 < prediction.mean[2] < 602
+
+
+def test_predictions_stay_within_the_cap() -> None:
+    model = LengthModel()
+    model.observe({1: [500]})
+    assert model.predict([prompt(1)], 64).mean.tolist() == [64]
+
+
+def test_ratios_are_the_spread_around_the_prediction() -> None:
+    model = LengthModel()
+    model.predict([prompt(1), prompt(2)], 1000)
+    model.observe({1: [100], 2: [100]})
+    model.predict([prompt(1), prompt(2)], 1000)
+    model.observe({1: [50], 2: [200]})
+    prediction = model.predict([prompt(1)], 1000)
+    assert prediction.ratios.tolist() == [0.5, 1.0, 1.0, 2.0]
+    assert prediction.at_quantile(1.0)[0] == prediction.mean[0] * 2
+
+
+def test_quality_is_reported_and_rises_when_lengths_repeat() -> None:
+    rng = np.random.default_rng(3)
+    own = np.exp(rng.normal(5, 0.7, 200))
+    model, found = LengthModel(), []
+    for _ in range(4):
+        model.predict([prompt(i) for i in range(200)], 4096)
+        lengths = {i: np.clip(own[i] * np.exp(rng.normal(0, 0.2, 4)), 1, 4096).astype(int).tolist() for i in range(200)}
+        found.append(model.observe(lengths))
+    assert found[0]["planner/length_tau"] == 0.0
+    assert found[-1]["planner/length_tau"] > 0.75
+    assert found[-1]["planner/length_decile_recall"] >= 0.7
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=30))
+def test_tau_b_by_its_definition(pairs: list[tuple[int, int]]) -> None:
+    x, y = (np.array(v, dtype=float) for v in zip(*pairs, strict=True))
+    score = tied_x = tied_y = 0
+    for i, j in itertools.combinations(range(len(x)), 2):
+        score += int(np.sign(x[i] - x[j]) * np.sign(y[i] - y[j]))
+        tied_x += bool(x[i] == x[j])
+        tied_y += bool(y[i] == y[j])
+    total = len(x) * (len(x) - 1) // 2
+    norm = math.sqrt((total - tied_x) * (total - tied_y))
+    assert kendall_tau(x, y) == pytest.approx(score / norm if norm else 0.0)
+
+
+def test_longest_decile() -> None:
+    measured = np.arange(20.0)
+    predicted = measured.copy()
+    predicted[19] = -1  # the longest was missed, the second found
+    assert longest_decile_recall(predicted, measured) == 0.5
+    assert longest_decile_recall(np.array([1.0]), np.array([7.0])) == 1.0  # one prompt
+
+
+def test_alpha_is_checked() -> None:
+    with pytest.raises(ValueError, match="alpha is 0"):
+        LengthModel(alpha=0.0)

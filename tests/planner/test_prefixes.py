@@ -1,0 +1,51 @@
+"""The trie against a brute-force set of prefixes, and the counterexample to the monotone search."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.planner.prefixes import RadixTrie, shared_head, unique_tokens
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12)
+
+
+@given(SEQUENCES)
+def test_unique_tokens_are_the_distinct_prefixes(sequences: list[list[int]]) -> None:
+    prefixes = {tuple(s[: k + 1]) for s in sequences for k in range(len(s))}
+    assert unique_tokens(sequences) == len(prefixes)
+
+
+@given(SEQUENCES, st.lists(st.integers(0, 2), max_size=8))
+def test_insert_and_match_agree_with_the_set(sequences: list[list[int]], extra: list[int]) -> None:
+    trie = RadixTrie()
+    prefixes: set[tuple[int, ...]] = set()
+    for s in sequences:
+        own = {tuple(s[: k + 1]) for k in range(len(s))}
+        assert trie.insert(s) == len(own - prefixes)
+        prefixes |= own
+    assert trie.match(extra) == sum(tuple(extra[: k + 1]) in prefixes for k in range(len(extra)))
+
+
+def test_the_count_of_prefixes_is_not_monotone_in_savings() -> None:
+    # seeds: samples aX, aY have one distinct prefix of length 1 and two of length 2: 3 tokens to compute, not 2 or 4.
+    a, x, y = 1, 2, 3
+    assert unique_tokens([[a], [a]]) == 1
+    assert unique_tokens([[a, x], [a, y]]) == 3
+
+
+def test_grpo_with_three_samples_avoids_two_thirds() -> None:
+    prompts = [[k] * 90 for k in range(4)]
+    assert unique_tokens([p for p in prompts for _ in range(3)]) * 3 == 4 * 3 * 90
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=1, max_size=8))
+def test_shared_head_is_the_longest_common_prefix(sequences: list[list[int]]) -> None:
+    expected = 0
+    while all(len(s) > expected and s[expected] == sequences[0][expected] for s in sequences):
+        expected += 1
+    assert shared_head(sequences) == expected
+
+
+def test_no_sequences_share_nothing() -> None:
+    assert shared_head([]) == 0

@@ -1,0 +1,332 @@
+"""The simulated platform as the loop calls it: times by hand, one call a replica, pools, cuts, losses."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from functions.samples import Columns, Finish, SampleBatch
+from functions.wire import Call, Event, Ref, Version
+from orchestrator.planner.latency import GenerateCost, WorkCost
+from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
+from orchestrator.platforms.simulated import Pool, SimulatedPlatform
+from orchestrator.simulation.clock import Deadlock, run
+from orchestrator.simulation.functions import Generate, Model, Work
+from orchestrator.simulation.memory import MemoryExchange
+
+POLICY = {"policy": Version("actor", 0)}
+
+
+class Table:
+    """Lengths by hand: [group][index]."""
+
+    def __init__(self, *rows: Sequence[int]) -> None:
+        self.rows = rows
+
+    def length(self, step: int, group: int, index: int, prompt: npt.NDArray[np.int32]) -> int:
+        return self.rows[group][index]
+
+
+def world(
+    lengths: Table, *, gpus: int = 1, pool: Pool | None = None, load_s: float = 0.0, slots: int = 64
+) -> tuple[SimulatedPlatform, MemoryExchange, list[FunctionSpec]]:
+    exchange = MemoryExchange(lambda: asyncio.get_running_loop().time())
+    cost = GenerateCost(call_s=0.0, prefill_token_s=0.01, step_s=1.0, sequence_s=0.0, kv_token_s=0.0)
+    models: dict[str, Model] = {
+        "generate": Generate(cost, lengths, start_s=10.0, load_s=load_s, slots=slots),
+        "reward": Work("reward", WorkCost(1.0, 0.5, 0.0), start_s=2.0),
+        "train": Work("train", WorkCost(0.0, 0.0, 0.1), start_s=4.0),
+    }
+    specs = [
+        FunctionSpec("generate", "generate", max_replicas=4, gpus=gpus),
+        FunctionSpec("reward", "reward", max_replicas=4, gpus=0),
+        FunctionSpec("train", "train", max_replicas=1, gpus=gpus),
+    ]
+    return SimulatedPlatform(models, exchange, pool=pool), exchange, specs
+
+
+def generate_call(exchange: MemoryExchange, batch: SampleBatch, name: str = "c", cap: int = 100) -> Call:
+    ref = exchange.put(f"batches/{name}", batch.encode())
+    return Call(f"s000001.generate.{name}", "generate", {"samples": [ref]}, POLICY, {"max_response_length": cap}, 1)
+
+
+async def collect(platform: SimulatedPlatform, function: str, call: Call) -> list[tuple[float, Event]]:
+    clock = asyncio.get_running_loop().time
+    return [(clock(), event) async for event in platform.call(function, call) if event.kind != "progress"]
+
+
+def prompts(count: int, n: int) -> SampleBatch:
+    return SampleBatch.of_prompts([[g] * 10 for g in range(count)], samples_per_prompt=n, version=0)
+
+
+def test_a_cold_call_by_hand() -> None:
+    platform, exchange, specs = world(Table([3, 5], [200, 5]), load_s=2.0)
+
+    async def main() -> list[tuple[float, Event]]:
+        await platform.deploy(specs)
+        await platform.scale("generate", 1)
+        return await collect(platform, "generate", generate_call(exchange, prompts(2, 2)))
+
+    events = run(main())
+    # cold start 10, load 2, prefill of two prompts of 10 tokens 0.2; then a second a step; cap 100.
+    assert [(t, e.kind, list(e.data.get("length", ()))) for t, e in events] == [
+        (10.0, "started", []),
+        (pytest.approx(15.2), "samples", [3]),
+        (pytest.approx(17.2), "samples", [5, 5]),
+        (pytest.approx(112.2), "samples", [100]),
+        (pytest.approx(112.2), "done", []),
+    ]
+    stats = events[-1][1].data
+    assert (stats["prefill_tokens"], stats["shared_tokens"], stats["decode_tokens"], stats["decode_steps"]) == (
+        20, 20, 113, 100,
+    )  # fmt: skip
+    assert stats["decode_s"] == pytest.approx(100.0)
+    last = SampleBatch.decode(exchange.get(cast(Ref, events[3][1].ref)))
+    assert (last.group.tolist(), last.index.tolist(), last.finish.tolist()) == ([1], [0], [Finish.LENGTH])
+
+
+def test_slots_are_refilled() -> None:
+    platform, exchange, specs = world(Table([4, 2, 3]), slots=2)
+
+    async def main() -> list[tuple[float, Event]]:
+        await platform.deploy(specs)
+        await platform.scale("generate", 1)
+        return await collect(platform, "generate", generate_call(exchange, prompts(1, 3)))
+
+    # Two slots: lengths 4 and 2 first, then 3 in the place of 2: done at steps 2, 4, 5 after 10 + 0.1 s.
+    times = [t for t, e in run(main()) if e.kind == "samples"]
+    assert times == [pytest.approx(12.1), pytest.approx(14.1), pytest.approx(15.1)]
+
+
+def test_a_cut_hands_over_what_is_unfinished_and_it_goes_on_elsewhere() -> None:
+    platform, exchange, specs = world(Table([5, 20]))
+
+    async def main() -> tuple[list[tuple[float, Event]], list[tuple[float, Event]]]:
+        await platform.deploy(specs)
+        await platform.scale("generate", 1)
+        call = generate_call(exchange, prompts(1, 2))
+        task = asyncio.create_task(collect(platform, "generate", call))
+        await asyncio.sleep(17.5)  # 7.4 steps after prefill's end at 10.1
+        exchange.put(call.cut_key, b"cut")
+        first = await task
+        left = cast(Ref, first[-2][1].ref)
+        again = Call("s000001.generate.d", "generate", {"samples": [left]}, POLICY, {"max_response_length": 100}, 1)
+        return first, await collect(platform, "generate", again)
+
+    first, second = run(main())
+    assert [(e.kind, list(e.data.get("length", ()))) for _, e in first] == [
+        ("started", []), ("samples", [5]), ("cut", [7]), ("done", []),
+    ]  # fmt: skip
+    # The replica was warm: prompt and the 7 tokens computed again (0.17 s), 13 steps to go.
+    assert second[0][0] == pytest.approx(17.5)
+    assert second[1][0] == pytest.approx(17.5 + 0.17 + 13)
+    assert second[1][1].data["length"] == [20]
+
+
+def test_replicas_are_paid_from_start_to_gone_and_busy_ones_finish_first() -> None:
+    platform, exchange, specs = world(Table([5], [8]))
+
+    async def main() -> None:
+        await platform.deploy(specs)
+        await platform.scale("generate", 2)
+        calls = [
+            collect(platform, "generate", generate_call(exchange, prompts(2, 1).select([k]), f"c{k}")) for k in range(2)
+        ]
+        tasks = [asyncio.create_task(c) for c in calls]
+        await asyncio.sleep(12)
+        await platform.scale("generate", 0)
+        assert [r.state for r in platform.replicas()] == ["draining", "draining"]
+        await asyncio.gather(*tasks)
+        assert platform.replicas() == []
+        await platform.close()
+        await platform.close()
+
+    run(main())
+    lives = [(u.started_s, u.stopped_s or 0.0, u.busy_s) for u in platform.usage()]
+    np.testing.assert_allclose(lives, [(0.0, 15.1, 5.1), (0.0, 18.1, 8.1)])
+    assert platform.gpu_s() == pytest.approx(33.2)
+
+
+def test_a_pool_makes_replicas_wait_for_gpus_and_does_not_charge_for_it() -> None:
+    platform, exchange, specs = world(Table([5], [8]), gpus=2, pool=Pool(3))
+
+    async def main() -> list[tuple[float, Event]]:
+        await platform.deploy(specs)
+        await platform.scale("generate", 2)
+        calls = [
+            collect(platform, "generate", generate_call(exchange, prompts(2, 1).select([k]), f"c{k}")) for k in range(2)
+        ]
+        tasks = [asyncio.create_task(c) for c in calls]
+        await asyncio.sleep(11)
+        await platform.scale("generate", 1)  # the starting one goes
+        await platform.scale("generate", 2)
+        first = await tasks[0]
+        await platform.scale("generate", 1)
+        await tasks[1]
+        await platform.close()
+        return first
+
+    run(main())
+    # One replica at a time fits: the second call takes the first replica when that is idle again.
+    assert len(platform.usage()) == 1
+    assert platform.gpu_s() == pytest.approx(2 * (15.1 + 8.1))
+
+
+def test_colocated_functions_take_turns_and_the_pool_is_paid_for_the_whole_time() -> None:
+    platform, exchange, specs = world(Table([5]), gpus=2, pool=Pool(2, colocated=True))
+
+    async def main() -> tuple[list[tuple[float, Event]], list[tuple[float, Event]]]:
+        await platform.deploy(specs)
+        for name in ("generate", "train"):
+            await platform.scale(name, 1)
+        made = SampleBatch.decode(prompts(1, 1).encode())
+        ref = exchange.put("batches/t", made.encode())
+        train = Call("s000001.train.t", "train", {"samples": [ref]}, POLICY, {"model": "actor"}, 1)
+        both = await asyncio.gather(
+            collect(platform, "generate", generate_call(exchange, prompts(1, 1))), collect(platform, "train", train)
+        )
+        await platform.close()
+        return both[0], both[1]
+
+    generated, trained = run(main())
+    # train is warm at 4 s and has the GPUs for 1 s (10 tokens); generate is warm at 10 s.
+    np.testing.assert_allclose([trained[0][0], trained[-1][0]], [4.0, 5.0])
+    assert generated[-1][0] == pytest.approx(15.1)
+    assert platform.gpu_s() == pytest.approx(2 * 15.1)
+
+
+def test_train_publishes_the_same_weights_whatever_the_order_of_samples() -> None:
+    from functions.weights.manifest import read_manifest
+
+    digests = []
+    for order in ([0, 1, 2], [2, 0, 1]):
+        platform, exchange, specs = world(Table([5]))
+        batch = prompts(3, 1).select(order)
+
+        async def main(
+            platform: SimulatedPlatform = platform, exchange: MemoryExchange = exchange,
+            specs: list[FunctionSpec] = specs, batch: SampleBatch = batch, name: str = f"t{order[0]}",
+        ) -> str:  # fmt: skip
+            await platform.deploy(specs)
+            await platform.scale("train", 1)
+            ref = exchange.put("batches/t", batch.encode())
+            call = Call(name, "train", {"samples": [ref]}, POLICY, {"model": "actor"}, 1)
+            done = (await collect(platform, "train", call))[-1][1]
+            return read_manifest(exchange, Version.from_json(done.data["version"])).tensors[0].hash
+
+        digests.append(run(main()))
+    assert digests[0] == digests[1]
+
+
+def test_reward_columns_join_their_samples() -> None:
+    platform, exchange, specs = world(Table([5]))
+
+    async def main() -> tuple[float, Columns]:
+        await platform.deploy(specs)
+        await platform.scale("reward", 1)
+        ref = exchange.put("batches/r", prompts(2, 2).encode())
+        events = await collect(platform, "reward", Call("r", "score", {"samples": [ref]}, {}, {}, 1))
+        return events[-1][0], Columns.decode(exchange.get(cast(Ref, events[-1][1].ref)))
+
+    at_s, columns = run(main())
+    assert at_s == pytest.approx(2.0 + 1.0 + 4 * 0.5)
+    assert len(set(columns.sample["score"].tolist())) == 4
+
+
+def test_a_killed_replica_loses_its_call_and_is_replaced() -> None:
+    platform, exchange, specs = world(Table([50]))
+
+    async def main() -> None:
+        await platform.deploy(specs)
+        await platform.scale("generate", 1)
+        task = asyncio.create_task(collect(platform, "generate", generate_call(exchange, prompts(1, 1))))
+        await asyncio.sleep(20)
+        platform.kill(platform.replicas()[0].name)
+        with pytest.raises(CallLost, match=r"generate-0 is gone, with call s000001\.generate\.c"):
+            await task
+        assert [r.state for r in platform.replicas()] == ["starting"]
+        await platform.close()
+
+    run(main())
+    assert [(u.started_s, u.stopped_s) for u in platform.usage()] == [(0.0, 20.0), (20.0, 20.0)]
+
+
+def test_close_ends_open_and_waiting_calls_as_lost() -> None:
+    platform, exchange, specs = world(Table([50], [50]))
+
+    async def main() -> list[Any]:
+        await platform.deploy(specs)
+        await platform.scale("generate", 1)
+        tasks = [
+            asyncio.create_task(
+                collect(platform, "generate", generate_call(exchange, prompts(2, 1).select([k]), f"c{k}"))
+            )
+            for k in range(2)
+        ]
+        await asyncio.sleep(20)
+        await platform.close()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert [type(result) for result in run(main())] == [CallLost, CallLost]
+
+
+def test_closing_the_events_frees_the_replica() -> None:
+    platform, exchange, specs = world(Table([50]))
+
+    async def main() -> str:
+        await platform.deploy(specs)
+        await platform.scale("generate", 1)
+        call = generate_call(exchange, prompts(1, 1))
+        async with aclosing(cast(Any, platform.call("generate", call))) as events:
+            async for event in events:
+                assert event.kind == "started"
+                break
+        return platform.replicas()[0].state
+
+    assert run(main()) == "idle"
+
+
+def test_heartbeats_come_at_least_every_five_seconds() -> None:
+    platform, exchange, specs = world(Table([50]), load_s=12.0)
+
+    async def main() -> list[float]:
+        await platform.deploy(specs)
+        await platform.scale("generate", 1)
+        clock = asyncio.get_running_loop().time
+        call = generate_call(exchange, prompts(1, 1))
+        return [clock() async for _ in platform.call("generate", call)]
+
+    times = run(main())
+    assert max(b - a for a, b in itertools.pairwise(times)) <= 5.0
+
+
+def test_bad_requests() -> None:
+    platform, _, specs = world(Table([50]), gpus=8, pool=Pool(4))
+
+    async def main() -> None:
+        with pytest.raises(PlatformError, match="generate: a replica needs 8 GPUs, the pool has 4"):
+            await platform.deploy(specs)
+        with pytest.raises(PlatformError, match="'critic' has no model"):
+            await platform.deploy([FunctionSpec("critic", "reference")])
+        with pytest.raises(PlatformError, match="not deployed"):
+            await platform.scale("generate", 1)
+        await platform.deploy(specs[1:2])
+        with pytest.raises(PlatformError, match=r"reward: 5 replicas asked for \(wants 0\.\.4\)"):
+            await platform.scale("reward", 5)
+
+    run(main())
+
+
+def test_a_dead_simulation_says_so() -> None:
+    async def main() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(Deadlock, match="no timer is set"):
+        run(main())
