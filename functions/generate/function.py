@@ -1,0 +1,231 @@
+"""The generate function: operation `generate`.
+
+inputs   samples (SampleBatch, unfinished: responses empty, or as far as a cut let them come)
+weights  policy
+params   GenerateParams
+events   samples   ref SampleBatch of finished samples, `chunk` or more of them except at the end
+         cut       after a cut, if samples are unfinished: ref SampleBatch of those, with what they have
+         (both with data {"group", "index", "prompt_length", "length", "finish"}: one number per sample)
+done     data: the counts of EngineStats, "engine" that ran and "why" it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from functions.function import Context, FatalError
+from functions.generate.engine import Engine, Request, Sample, Sampling
+from functions.generate.engines import ENGINES, Choice, EngineOptions, choose, make_engine
+from functions.models import pick_device, pick_dtype
+from functions.params import parse
+from functions.samples import Finish, Ragged, SampleBatch
+from functions.weights.materialize import materialize
+from functions.wire import Call, Event, Json, Version
+
+
+@dataclass(frozen=True)
+class GenerateParams:
+    max_response_length: int
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all tokens."""
+    seed: int = 0
+    ignore_eos: bool = False
+    chunk: int = 16
+    """Finished samples that are worth an event."""
+
+    def __post_init__(self) -> None:
+        if self.max_response_length < 1:
+            raise ValueError(f"max_response_length is {self.max_response_length}, wants 1 or more")
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature is {self.temperature}, wants 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}, wants more than 0 and at most 1")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}, wants 0 (all tokens) or more")
+        if self.chunk < 1:
+            raise ValueError(f"chunk is {self.chunk}, wants 1 or more")
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.max_response_length, self.temperature, self.top_p, self.top_k, self.seed, self.ignore_eos)
+
+
+class GenerateFunction:
+    """Keeps the engine, and the version that it holds, between calls.
+
+    `deterministic`: the same sample whatever else is in the batch, bit for bit (CPU, one thread).
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: str = "auto",
+        dtype: str = "float32",
+        device: str = "auto",
+        threads: int | None = None,
+        slots: int = 64,
+        deterministic: bool = False,
+    ) -> None:
+        if engine not in ENGINES:
+            raise ValueError(f"engine {engine!r}: wants one of {', '.join(ENGINES)}")
+        if slots < 1:
+            raise ValueError(f"slots is {slots}, wants 1 or more")
+        if deterministic and threads not in (None, 1):
+            raise ValueError(f"threads is {threads} with deterministic = true, which wants 1")
+        where = pick_device(device)
+        if deterministic and where.type != "cpu":
+            raise ValueError(f"deterministic generation runs on device 'cpu', not {device!r} ({where})")
+        if deterministic or threads is not None:
+            torch.set_num_threads(1 if deterministic else threads or 1)
+        self._wanted = engine
+        self._options = EngineOptions(pick_dtype(dtype), where, slots, deterministic)
+        self._engine: Engine | None = None
+        self._choice: Choice | None = None
+        self._version: Version | None = None
+
+    def call(self, call: Call, context: Context) -> Iterator[Event]:
+        if call.operation != "generate":
+            raise FatalError(f"the generate function has no operation {call.operation!r}; it has: generate")
+        params = parse(GenerateParams, call.params, "params of generate")
+        if "policy" not in call.weights:
+            raise FatalError("generate wants the version to sample from as weights.policy")
+        batch = _read(call, context)
+        prior = [event for event in context.prior if event.kind == "samples"]
+        done = {key for event in prior for key in zip(event.data["group"], event.data["index"], strict=True)}
+        left = [row for row, key in enumerate(_keys(batch)) if key not in done]
+        engine, choice = self._hold(call.weights["policy"], context)
+        writer = _Writer(call, context, batch, len(prior))
+        finished: list[Sample] = []
+        cut: list[Sample] = []
+        counted = len(done)
+
+        def stop() -> bool:
+            context.check()
+            return context.cut_requested()
+
+        try:
+            for sample in engine.generate(_requests(batch, left), params.sampling, stop):
+                (cut if sample.finish == Finish.UNFINISHED else finished).append(sample)
+                if len(finished) >= params.chunk:
+                    counted += len(finished)
+                    context.progress({"finished": counted, "samples": len(batch)})
+                    yield writer.samples(finished)
+                    finished = []
+        except ValueError as error:
+            raise FatalError(str(error)) from error
+        if finished:
+            yield writer.samples(finished)
+        if cut:
+            yield writer.cut(cut)
+        yield Event("done", data={**dataclasses.asdict(engine.stats), "engine": choice.name, "why": choice.why})
+
+    def _hold(self, version: Version, context: Context) -> tuple[Engine, Choice]:
+        """The engine with `version` loaded."""
+        if self._engine is not None and self._choice is not None and self._version == version:
+            return self._engine, self._choice
+        self._version = None
+        directory = Path(context.scratch) / "policy" / f"{version.model}.{version.number:06d}.{version.call}"
+        materialize(context.exchange, version, directory)
+        try:
+            if self._engine is None or self._choice is None:
+                self._choice = choose(self._wanted, directory, self._options)
+                self._engine = make_engine(self._choice, self._options)
+            self._engine.load(version, directory)
+        except (ValueError, OSError) as error:
+            raise FatalError(f"policy {version.prefix}: {error}") from error
+        finally:
+            shutil.rmtree(directory)  # the engine holds the weights now
+        self._version = version
+        return self._engine, self._choice
+
+
+def _keys(batch: SampleBatch) -> list[tuple[int, int]]:
+    return list(zip(batch.group.tolist(), batch.index.tolist(), strict=True))
+
+
+def _read(call: Call, context: Context) -> SampleBatch:
+    """The call's samples. Raises FatalError for none, a finished one, one given twice, or one begun by another
+    version than the call's."""
+    refs = call.inputs.get("samples", ())
+    if not refs:
+        raise FatalError(f"call {call.id}: generate wants inputs 'samples'")
+    batch = SampleBatch.concat([SampleBatch.decode(context.exchange.get(ref)) for ref in refs])
+    seen: set[tuple[int, int]] = set()
+    number = call.weights["policy"].number
+    for row, key in enumerate(_keys(batch)):
+        who = f"call {call.id}: sample (group {key[0]}, index {key[1]})"
+        if key in seen:
+            raise FatalError(f"{who} is given twice")
+        if batch.finish[row] != Finish.UNFINISHED:
+            raise FatalError(f"{who} is finished already ({Finish(int(batch.finish[row])).name})")
+        if batch.responses.lengths[row] and batch.version[row] != number:
+            raise FatalError(f"{who} was begun by version {batch.version[row]}; the call's policy is {number}")
+        seen.add(key)
+    return batch
+
+
+def _requests(batch: SampleBatch, rows: Sequence[int]) -> list[Request]:
+    """`number` is the row in the batch."""
+    prompts, responses = batch.prompts.rows(), batch.responses.rows()
+    logprobs = Ragged(batch.logprobs, batch.responses.lengths).rows()
+    return [
+        Request(
+            row, int(batch.group[row]), int(batch.index[row]), prompts[batch.prompt[row]], responses[row], logprobs[row]
+        )
+        for row in rows
+    ]
+
+
+@dataclass
+class _Writer:
+    """Puts samples into the exchange and names them in events."""
+
+    call: Call
+    context: Context
+    batch: SampleBatch
+    written: int
+
+    def samples(self, samples: Sequence[Sample]) -> Event:
+        self.written += 1
+        return self._put("samples", f"samples.{self.written - 1:04d}", samples)
+
+    def cut(self, samples: Sequence[Sample]) -> Event:
+        return self._put("cut", "unfinished", samples)
+
+    def _put(self, kind: Literal["samples", "cut"], name: str, samples: Sequence[Sample]) -> Event:
+        before = self.batch.select([sample.number for sample in samples])
+        masks = Ragged(before.mask, before.responses.lengths).rows()
+        batch = dataclasses.replace(
+            before,
+            responses=Ragged.from_rows([s.response for s in samples], np.int32),
+            logprobs=np.concatenate([s.logprobs for s in samples]),
+            mask=np.concatenate([_mask(mask, s) for mask, s in zip(masks, samples, strict=True)]),
+            finish=np.array([s.finish for s in samples], np.int32),
+            version=np.array([s.version for s in samples], np.int32),
+        )
+        ref = self.context.exchange.put(f"{self.call.prefix}{name}", batch.encode())
+        data: Json = {
+            "group": batch.group.tolist(),
+            "index": batch.index.tolist(),
+            "prompt_length": batch.prompts.lengths[batch.prompt].tolist(),
+            "length": batch.responses.lengths.tolist(),
+            "finish": batch.finish.tolist(),
+        }
+        return Event(kind, ref, data)
+
+
+def _mask(before: npt.NDArray[np.float32], sample: Sample) -> npt.NDArray[np.float32]:
+    """Tokens that came with the request keep their mask; those that were sampled train."""
+    return np.append(before, np.ones(len(sample.response) - len(before), np.float32)).astype(np.float32)

@@ -1,0 +1,41 @@
+"""What every engine checks and reads the same way: whether requests fit, and which tokens end a response."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from functions.generate.engine import Request, Sample, Sampling
+from functions.samples import Finish
+
+
+def check_requests(requests: Sequence[Request], sampling: Sampling, context: int | None) -> None:
+    """Raises ValueError naming the first request that does not fit into `context` positions (None: no limit)."""
+    for r in requests:
+        who = f"sample (group {r.group}, index {r.index})"
+        if len(r.prompt) == 0:
+            raise ValueError(f"{who} has an empty prompt")
+        if context is not None and len(r.prompt) + sampling.max_response_length > context:
+            raise ValueError(
+                f"{who}: prompt of {len(r.prompt)} tokens plus max_response_length {sampling.max_response_length} "
+                f"exceeds the model's context of {context}"
+            )
+
+
+def eos_ids(model_dir: Path) -> npt.NDArray[np.int64]:
+    """End-of-sequence ids: generation_config.json's, else config.json's. Empty where the model names none."""
+    for name in ("generation_config.json", "config.json"):
+        file = model_dir / name
+        ids = json.loads(file.read_text()).get("eos_token_id") if file.exists() else None
+        if ids is not None:
+            return np.atleast_1d(np.array(ids, np.int64))
+    return np.zeros(0, np.int64)
+
+
+def unchanged(request: Request, finish: Finish, version: int) -> Sample:
+    """The request as it came."""
+    return Sample(request.number, request.response, request.logprobs, finish, version)
