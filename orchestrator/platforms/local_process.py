@@ -52,8 +52,11 @@ class FreshLauncher:
     def __init__(self) -> None:
         self._watchers: set[asyncio.Task[None]] = set()
         self._processes: set[Process] = set()
+        self._closed = False
 
     async def start(self, settings: Settings, path: Path, log: Path) -> Process:
+        if self._closed:
+            raise PlatformError(f"cannot start {settings['name']}: the platform is closed")
         arguments = ["--parent", str(os.getpid())]
         for name, value in settings.items():
             text = json.dumps(value) if name == "options" else str(value)
@@ -84,6 +87,7 @@ class FreshLauncher:
         return process
 
     async def close(self) -> None:
+        self._closed = True
         for process in list(self._processes):
             process.kill()
         await asyncio.gather(*list(self._watchers))
@@ -96,6 +100,7 @@ class WarmLauncher:
         self._kinds = list(kinds)
         self._log = log
         self._parent: asyncio.Task[_Parent] | None = None
+        self._closed = False
 
     def warm(self) -> None:
         """Starts the parent if there is none, without waiting for it."""
@@ -108,11 +113,20 @@ class WarmLauncher:
         return task
 
     async def start(self, settings: Settings, path: Path, log: Path) -> Process:
-        parent = await asyncio.shield(self._live_parent())
+        if self._closed:
+            raise PlatformError(f"cannot start {settings['name']}: the platform is closed")
+        task = self._live_parent()
+        try:
+            parent = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise PlatformError(f"cannot start {settings['name']}: the platform was closed") from None
+            raise
         return await parent.fork(settings, path, log)
 
     async def close(self) -> None:
-        task, self._parent = self._parent, None
+        self._closed = True
+        task = self._parent
         if task is None:
             return
         if not task.done():
@@ -136,17 +150,20 @@ class _Parent:
     async def start(cls, kinds: Sequence[str], log: Path) -> _Parent:
         ours, theirs = socket.socketpair()
         with theirs, log.open("ab") as output:
-            child = await asyncio.create_subprocess_exec(
+            starting = asyncio.ensure_future(asyncio.create_subprocess_exec(
                 sys.executable, "-m", "functions.warm", "--parent", str(os.getpid()), *kinds,
                 stdin=theirs.fileno(), stdout=output, stderr=output,
-            )  # fmt: skip
-        reader, writer = await asyncio.open_connection(sock=ours)
+            ))  # fmt: skip
+            try:
+                child = await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                await _kill(await starting, ours)
+                raise
         try:
+            reader, writer = await asyncio.open_connection(sock=ours)
             ready = await reader.readline()
-        except BaseException:
-            writer.close()
-            child.kill()
-            await child.wait()
+        except asyncio.CancelledError:
+            await _kill(child, ours)
             raise
         if not ready:
             writer.close()
@@ -193,6 +210,13 @@ class _Parent:
     async def close(self) -> None:
         self._writer.close()
         await self.ended
+
+
+async def _kill(child: asyncio.subprocess.Process, control: socket.socket) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        child.kill()
+    await child.wait()
+    control.close()
 
 
 def _set(future: asyncio.Future[int], value: int) -> None:

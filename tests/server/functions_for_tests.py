@@ -34,13 +34,13 @@ class Count:
             if "log" in params:
                 with open(params["log"], "a") as log:
                     log.write(f"{index} {os.getpid()}\n")
-            if params.get("kill_at") == index and not os.path.exists(f"{params['log']}.killed"):
-                open(f"{params['log']}.killed", "w").close()
-                os.kill(os.getpid(), signal.SIGKILL)
             until_s = time.monotonic() + params.get("pause_s", self.pause_s)
             while time.monotonic() < until_s and not context.cut_requested():
                 context.check()
                 time.sleep(0.01)
+            if params.get("kill_at") == index and not os.path.exists(f"{params['log']}.killed"):
+                open(f"{params['log']}.killed", "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
             ref = context.exchange.put(f"{call.prefix}samples.{index:04d}", f"value {index}".encode())
             yield Event("samples", ref, {"index": [todo.pop(0)], "length": [3], "prompt_length": [2]})
         if todo:
