@@ -1,0 +1,1 @@
+"""The reference function: log-probabilities and critic values of finished samples."""

@@ -1,0 +1,145 @@
+"""Operations `logprobs` and `values`: what a frozen model says about every response token of finished samples."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from functions.forward import Head, output_head, pack_logprobs, pack_values, shares_prefix
+from functions.function import Context, FatalError
+from functions.inputs import read_samples, sample_name
+from functions.models import load_causal_lm, load_critic, micro_batch_default, pick_device, pick_dtype
+from functions.packing import make_packs
+from functions.params import parse
+from functions.samples import Columns, SampleBatch
+from functions.weights.materialize import materialize
+from functions.wire import Call, Event, Version
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogprobParams:
+    """Params of `logprobs`: ln p of each response token at `temperature`, as token column `column`."""
+
+    temperature: float = 1.0
+    column: str = "ref_logprobs"
+    micro_batch_tokens: int | None = None
+    """Computed tokens per forward pass; None: 1024 on a CPU, 16384 on a GPU."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature: got {self.temperature}, wants a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueParams:
+    """Params of `values`: the critic's value before each response token, as token column `column`."""
+
+    column: str = "values"
+    micro_batch_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class _Held:
+    model: PreTrainedModel
+    head: Head | None
+    """None for a critic."""
+
+
+class ReferenceFunction:
+    """Holds the models it was asked for last; a version that it does not hold is fetched."""
+
+    def __init__(
+        self, *, device: str = "auto", dtype: str = "float32", threads: int | None = None, models: int = 2
+    ) -> None:
+        """`models`: how many versions are held at once (a reference and a critic by default)."""
+        try:
+            self._device, self._dtype = pick_device(device), pick_dtype(dtype)
+        except ValueError as error:
+            raise FatalError(str(error)) from error
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._capacity = models
+        self._held: dict[tuple[str, Version], _Held] = {}
+
+    def call(self, call: Call, context: Context) -> Iterator[Event]:
+        if call.operation == "logprobs":
+            logprob_params = parse(LogprobParams, call.params, "params")
+            column, budget, temperature = (
+                logprob_params.column, logprob_params.micro_batch_tokens, logprob_params.temperature,
+            )  # fmt: skip
+        elif call.operation == "values":
+            value_params = parse(ValueParams, call.params, "params")
+            column, budget, temperature = value_params.column, value_params.micro_batch_tokens, 1.0
+        else:
+            raise FatalError(f"operation {call.operation!r}: the reference function knows logprobs and values")
+        if "model" not in call.weights:
+            raise FatalError(f"call {call.id}: operation {call.operation!r} wants weights 'model'")
+        batch = read_samples(call, context.exchange)
+        held = self._model(call.operation, call.weights["model"], context)
+        values, stats = self._compute(held, batch, budget, temperature, context)
+        columns = Columns.of(batch, token={column: values.numpy()})
+        ref = context.exchange.put(f"{call.prefix}{column}", columns.encode())
+        yield Event("done", ref, stats)
+
+    def _compute(
+        self, held: _Held, batch: SampleBatch, budget: int | None, temperature: float, context: Context
+    ) -> tuple[Tensor, dict[str, int]]:
+        lengths = batch.prompts.lengths[batch.prompt] + batch.responses.lengths
+        shared = shares_prefix(held.model.config, int(lengths.max()))
+        try:
+            packs = make_packs(
+                batch, range(len(batch)), budget_tokens=budget or micro_batch_default(self._device), shared=shared
+            )
+        except ValueError as error:
+            raise FatalError(str(error)) from error
+        result = torch.zeros(int(batch.responses.lengths.sum()))
+        computed = 0
+        with torch.no_grad():
+            for number, pack in enumerate(packs):
+                context.check()
+                context.progress({"packs": number, "of": len(packs)})
+                placed = pack.to(self._device)
+                if held.head is None:
+                    part = pack_values(held.model, placed)
+                else:
+                    part, _ = pack_logprobs(held.model, held.head, placed, temperature)
+                result[pack.flat] = part.cpu()
+                computed += pack.tokens.numel()
+        bad = (~torch.isfinite(result)).nonzero()
+        if len(bad):
+            token = int(bad[0, 0])
+            row = int((torch.from_numpy(batch.responses.offsets) <= token).sum()) - 1
+            raise FatalError(f"{sample_name(batch, row)}: {float(result[token])} at one of its response tokens")
+        stats = {
+            "packs": len(packs),
+            "computed_tokens": computed,
+            "tokens": int(lengths.sum()),
+            "shared_prefix": shared,
+        }
+        return result, stats
+
+    def _model(self, operation: str, version: Version, context: Context) -> _Held:
+        key = (operation, version)
+        if key in self._held:
+            self._held[key] = self._held.pop(key)  # the latest used is last
+            return self._held[key]
+        while len(self._held) >= self._capacity:
+            del self._held[next(iter(self._held))]
+        load = load_causal_lm if operation == "logprobs" else load_critic
+        directory = Path(context.scratch) / "reference"
+        shutil.rmtree(directory, ignore_errors=True)
+        try:
+            model = load(materialize(context.exchange, version, directory), dtype=self._dtype, device=str(self._device))
+            held = _Held(model.requires_grad_(False), output_head(model) if operation == "logprobs" else None)
+        except ValueError as error:
+            raise FatalError(str(error)) from error
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+        self._held[key] = held
+        return held

@@ -1,0 +1,1 @@
+"""The train function: one step of optimisation, from samples and their columns to the next version."""

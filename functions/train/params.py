@@ -1,0 +1,194 @@
+"""What a `train` call can set. Frozen, typed, checked when built; every option of functions/algorithms is reachable.
+
+No torch: the orchestrator checks a job with it before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from functions.algorithms.names import ADVANTAGES, AGGREGATIONS, KL_KINDS, POLICY_LOSSES
+from functions.params import parse
+
+
+def _one_of(key: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{key}: got {value!r}, wants one of {', '.join(known)}")
+
+
+def _above_zero(**values: float) -> None:
+    for key, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{key}: got {value}, wants a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerParams:
+    """AdamW (arXiv:1711.05101). Biases and norms (tensors of one dimension) are not decayed."""
+
+    lr: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = 1.0
+    """Gradients are scaled to at most this global 2-norm; None does not clip."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: constant, or down to min_lr_ratio * lr at total_steps."""
+    warmup_steps: int = 0
+    """Optimizer steps with lr * (step + 1) / warmup_steps."""
+    total_steps: int | None = None
+    min_lr_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        _above_zero(eps=self.eps)
+        if not self.lr >= 0 or not self.weight_decay >= 0:
+            raise ValueError(f"lr and weight_decay: got {self.lr} and {self.weight_decay}, want numbers of at least 0")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas: got {list(self.betas)}, wants two numbers in [0, 1)")
+        if self.max_grad_norm is not None:
+            _above_zero(max_grad_norm=self.max_grad_norm)
+        if self.schedule != "constant" and self.total_steps is None:
+            raise ValueError(f"schedule: {self.schedule!r} wants total_steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreParams:
+    """Scores before the advantages: clip(scale * (score - shift), low, high), then the overlong penalty (DAPO)."""
+
+    column: str = "score"
+    shift: float = 0.0
+    scale: float = 1.0
+    low: float | None = None
+    high: float | None = None
+    overlong_buffer: int | None = None
+    """Tokens before max_response_length in which the penalty grows from 0 to overlong_factor; None: no penalty."""
+    overlong_factor: float = 1.0
+    mask_overlong: bool = False
+    """Samples cut off at the length limit train nothing (they still count in their group)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KlParams:
+    """Divergence from the reference (column ref_logprobs), in the loss or in the reward; coef 0 without either."""
+
+    where: Literal["loss", "reward"] = "loss"
+    kind: str = "k3"
+    coef: float = 0.001
+    target: float | None = None
+    """Adaptive coefficient (where = reward): steered towards this KL over `horizon` samples; `coef` is the first."""
+    horizon: float = 10000.0
+
+    def __post_init__(self) -> None:
+        _one_of("kind", self.kind, KL_KINDS)
+        _above_zero(horizon=self.horizon)
+        if self.target is not None and self.where != "reward":
+            raise ValueError("target: an adaptive coefficient is one of a KL in the reward (where = 'reward')")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectionParams:
+    """Importance weights and rejection for the mismatch of engine and trainer (algorithms/correction.py)."""
+
+    level: Literal["token", "sequence"] | None = "token"
+    cap: float = 2.0
+    floor: float | None = None
+    reject: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostParams:
+    """PPO-Lagrangian (Safe-RLHF, arXiv:2310.12773): a second score is kept below `limit` by a multiplier."""
+
+    column: str = "cost"
+    values: str = "cost_values"
+    limit: float = 0.0
+    multiplier: float = 1.0
+    """The first one; later ones are part of the trained version."""
+    lr: float = 0.1
+    maximum: float = 100.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraParams:
+    """Low-rank adapters (arXiv:2106.09685) on the linear layers whose last name part is in `targets`."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+    def __post_init__(self) -> None:
+        _above_zero(rank=self.rank, alpha=self.alpha)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainParams:
+    """See docs/train.md for what each does; the defaults are plain GRPO."""
+
+    model: str = "policy"
+    """Name of the model that is improved: the new version is weights/<model>/..."""
+    objective: Literal["policy", "value"] = "policy"
+    optimizer: OptimizerParams = OptimizerParams()
+
+    advantage: str = "grpo"
+    advantage_options: Mapping[str, Any] = field(default_factory=dict)
+    loss: str = "vanilla"
+    loss_options: Mapping[str, Any] = field(default_factory=dict)
+    aggregation: str = "token-mean"
+    aggregation_norm: float | None = None
+    """Constant of seq-mean-token-sum-norm; None: max_response_length."""
+    score: ScoreParams = ScoreParams()
+    kl: KlParams | None = None
+    entropy_coef: float = 0.0
+    correction: CorrectionParams | None = None
+    cost: CostParams | None = None
+    filter_groups: bool = False
+    """Groups whose scores are all equal train nothing (DAPO's dynamic sampling samples others in their place)."""
+    values: str = "values"
+    """Token column of the critic's values before the step."""
+    value_clip: float | None = 0.5
+    temperature: float = 1.0
+    max_response_length: int | None = None
+    dropped: tuple[tuple[int, int], ...] = ()
+    """(group, index) of samples without a score (on_error = "drop"): they are left out."""
+
+    epochs: int = 1
+    mini_batches: int = 1
+    """Optimizer steps per epoch; a prompt's samples are never divided between two."""
+    micro_batch_tokens: int | None = None
+    """Computed tokens per forward pass: changes memory and speed, never the result; None: 1024 CPU, 16384 GPU."""
+    max_rollout_logprob_diff: float | None = None
+    """Bound on rollout_corr/abs_diff_mean: above it the samples are not this version's, and nothing is trained."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: matrix products in bfloat16, published weights too; the optimizer works on float32 master weights."""
+    gradient_checkpointing: bool = False
+    lora: LoraParams | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("advantage", self.advantage, ADVANTAGES)
+        _one_of("loss", self.loss, POLICY_LOSSES)
+        _one_of("aggregation", self.aggregation, AGGREGATIONS)
+        _above_zero(temperature=self.temperature, epochs=self.epochs, mini_batches=self.mini_batches)
+        if self.micro_batch_tokens is not None:
+            _above_zero(micro_batch_tokens=self.micro_batch_tokens)
+        if self.score.overlong_buffer is not None and self.max_response_length is None:
+            raise ValueError("score.overlong_buffer: wants max_response_length")
+        if self.aggregation == "seq-mean-token-sum-norm" and self.norm is None:
+            raise ValueError("aggregation: seq-mean-token-sum-norm wants aggregation_norm or max_response_length")
+        if self.objective == "value" and self.advantage != "gae":
+            raise ValueError(f"objective 'value' wants advantage 'gae', got {self.advantage!r}")
+        if self.cost is not None and self.advantage != "gae":
+            raise ValueError(f"cost wants advantage 'gae', got {self.advantage!r}")
+
+    @property
+    def norm(self) -> float | None:
+        if self.aggregation_norm is None and self.max_response_length is not None:
+            return float(self.max_response_length)
+        return self.aggregation_norm
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TrainParams:
+        """Raises FatalError naming the key, what it got and what would be right."""
+        return parse(cls, value, "params")

@@ -1,0 +1,218 @@
+"""One optimizer step over packs: gradients of the whole (mini-)batch's loss, added up pack by pack.
+
+    packs -> forward -> loss / totals of the mini-batch -> backward        accumulate(): .grad, metrics (both add up)
+    .grad -> norm -> clip -> AdamW                                          Optimizer
+The totals (denominators) are passed in, so that packs, micro-batches and ranks add up to one loss whatever the split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from functions.algorithms.aggregation import Totals, batch_totals
+from functions.algorithms.correction import rollout_correction
+from functions.algorithms.entropy import entropy_loss
+from functions.algorithms.kl import kl_loss
+from functions.algorithms.policy_losses import POLICY_LOSSES
+from functions.algorithms.registry import call_with
+from functions.algorithms.value_loss import value_loss
+from functions.forward import Head, pack_logprobs, pack_values
+from functions.function import FatalError
+from functions.inputs import sample_name
+from functions.packing import Pack
+from functions.train.batch import Targets, TrainBatch
+from functions.train.params import TrainParams
+
+Metrics = dict[str, Tensor]
+Check = Callable[[int], None]
+"""Called before each pack with its number: raises when the call should end."""
+
+
+def precision(params: TrainParams, device: torch.device) -> AbstractContextManager[object]:
+    if params.dtype == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def totals_of(batch: TrainBatch, rows: Sequence[int], params: TrainParams) -> Totals:
+    """Denominators of the samples `rows`, with the constant of the aggregation."""
+    chosen = torch.zeros(batch.count, dtype=torch.bool)
+    chosen[list(rows)] = True
+    inside = chosen[batch.segment]
+    return batch_totals(
+        mask=batch.mask[inside], segment=batch.segment[inside], num_sequences=len(rows), norm=params.norm
+    )
+
+
+def batch_logprobs(
+    model: PreTrainedModel, head: Head, packs: Sequence[Pack], batch: TrainBatch, params: TrainParams, check: Check
+) -> Tensor:
+    """[N] log-probabilities of the weights as they are, without gradient; 0 where no pack has the token."""
+    result = torch.zeros(batch.segment.shape)
+    device = head.weight.device
+    with torch.no_grad():
+        for number, pack in enumerate(packs):
+            check(number)
+            with precision(params, device):
+                part, _ = pack_logprobs(model, head, pack.to(device), params.temperature)
+            result[pack.flat] = part.cpu()
+    return result
+
+
+def accumulate(
+    model: PreTrainedModel,
+    head: Head | None,
+    packs: Sequence[Pack],
+    batch: TrainBatch,
+    targets: Targets,
+    old_logprobs: Tensor | None,
+    totals: Totals,
+    params: TrainParams,
+    check: Check,
+) -> list[Metrics]:
+    """Adds the gradient of the packs' share of the loss to every .grad; the metrics of each pack.
+
+    `old_logprobs` None: this is the first pass of a single step, and the old log-probabilities are the current ones,
+    detached. `head` None: the objective is the critic's. FatalError naming the sample of a non-finite number.
+    """
+    device = model.device
+    parts = []
+    for number, pack in enumerate(packs):
+        check(number)
+        placed = pack.to(device)
+        tensors = _of_pack(batch, targets, old_logprobs, params, pack, device)
+        with precision(params, device):
+            if head is None:
+                loss, metrics = _value_objective(pack_values(model, placed), tensors, totals, params, batch)
+            else:
+                logprobs, entropy = pack_logprobs(model, head, placed, params.temperature)
+                loss, metrics = _policy_objective(logprobs, entropy, tensors, totals, params, batch)
+        if not bool(torch.isfinite(loss)):
+            raise FatalError(f"loss is {float(loss)} over {_samples(batch, pack)}")
+        loss.backward()  # type: ignore[no-untyped-call]
+        parts.append(metrics)
+    return parts
+
+
+def blame(gradients: Callable[[Pack], Iterator[tuple[str, Tensor]]], packs: Sequence[Pack], batch: TrainBatch) -> str:
+    """Which pack and parameter a non-finite gradient comes from: what `gradients` gives is looked at pack by pack."""
+    for pack in packs:
+        for name, gradient in gradients(pack):
+            if not bool(torch.isfinite(gradient).all()):
+                return f"{_samples(batch, pack)}, first in parameter {name!r}"
+    return "all packs together (each alone is finite)"
+
+
+def _policy_objective(
+    logprobs: Tensor,
+    entropy: Tensor,
+    tensors: Mapping[str, Tensor],
+    totals: Totals,
+    params: TrainParams,
+    batch: TrainBatch,
+) -> tuple[Tensor, Metrics]:
+    _check_finite(logprobs, tensors, batch, "log-probability")
+    segment, old = tensors["segment"], tensors.get("old_logprobs", logprobs.detach())
+    settings = params.correction
+    options: dict[str, object] = {"level": None}
+    if settings is not None:
+        options = {
+            "level": settings.level,
+            "cap": settings.cap,
+            "floor": settings.floor,
+            "reject": {k: tuple(v) if isinstance(v, list) else v for k, v in settings.reject.items()},
+        }
+    correction = call_with(
+        rollout_correction,
+        {
+            "logprobs": old,
+            "rollout_logprobs": tensors["rollout_logprobs"],
+            "segment": segment,
+            "mask": tensors["mask"],
+            "totals": totals,
+        },
+        options,
+    )
+    shared = {
+        "logprobs": logprobs,
+        "segment": segment,
+        "mask": correction.mask,
+        "totals": totals,
+        "aggregation": params.aggregation,
+    }
+    available = shared | {
+        "old_logprobs": old,
+        "advantages": tensors["advantages"],
+        "weights": None if settings is None else correction.weights,
+    }
+    loss, policy_metrics = call_with(POLICY_LOSSES[params.loss], available, params.loss_options)
+    metrics = correction.metrics | policy_metrics
+    if params.kl is not None and params.kl.where == "loss":
+        available = shared | {
+            "reference_logprobs": tensors["ref_logprobs"],
+            "kind": params.kl.kind,
+            "coef": params.kl.coef,
+        }
+        term, kl_metrics = call_with(kl_loss, available)
+        loss, metrics = loss + term, metrics | kl_metrics
+    term, entropy_metrics = call_with(entropy_loss, shared | {"entropy": entropy, "coef": params.entropy_coef})
+    return (loss + term if params.entropy_coef else loss), metrics | entropy_metrics
+
+
+def _value_objective(
+    values: Tensor, tensors: Mapping[str, Tensor], totals: Totals, params: TrainParams, batch: TrainBatch
+) -> tuple[Tensor, Metrics]:
+    _check_finite(values, tensors, batch, "value")
+    return value_loss(
+        values=values,
+        old_values=tensors["values"],
+        returns=tensors["returns"],
+        segment=tensors["segment"],
+        mask=tensors["mask"],
+        totals=totals,
+        aggregation=params.aggregation,
+        clip=params.value_clip,
+    )
+
+
+def _of_pack(
+    batch: TrainBatch,
+    targets: Targets,
+    old_logprobs: Tensor | None,
+    params: TrainParams,
+    pack: Pack,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """The per-token tensors that the objective needs, of the pack's tokens, on the device."""
+    whole = {
+        "segment": batch.segment,
+        "mask": batch.mask,
+        "rollout_logprobs": batch.rollout_logprobs,
+        "advantages": targets.advantages,
+        "returns": targets.returns,
+    }
+    if old_logprobs is not None:
+        whole["old_logprobs"] = old_logprobs
+    if params.objective == "value":
+        whole["values"] = batch.column(params.values, "the value objective")
+    elif params.kl is not None and params.kl.where == "loss":
+        whole["ref_logprobs"] = batch.column("ref_logprobs", "kl")
+    return {name: tensor[pack.flat].to(device) for name, tensor in whole.items()}
+
+
+def _check_finite(values: Tensor, tensors: Mapping[str, Tensor], batch: TrainBatch, what: str) -> None:
+    bad = (~torch.isfinite(values.detach()) & (tensors["mask"] == 1)).nonzero()
+    if len(bad):
+        token = int(bad[0, 0])
+        row = int(tensors["segment"][token])
+        raise FatalError(f"{what} is {float(values[token])} at a token of {sample_name(batch.samples, row)}")
+
+
+def _samples(batch: TrainBatch, pack: Pack) -> str:
+    more = f" and {len(pack.rows) - 1} others of its pack" if len(pack.rows) > 1 else ""
+    return sample_name(batch.samples, pack.rows[0]) + more
