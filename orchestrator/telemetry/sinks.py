@@ -1,0 +1,56 @@
+"""Where metrics go, one line or one set of scalars a step.
+
+The journal is the truth: a sink is opened with all committed steps and brings its files in line with them, so that a
+job that was killed at any moment and resumed leaves the same lines as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from orchestrator.errors import RunError
+from orchestrator.run_directory import write_atomically
+
+Metrics = Mapping[str, float]
+Committed = Sequence[tuple[int, Metrics]]
+"""(step, metrics) of all committed steps, in order."""
+
+
+class Sink(Protocol):
+    def write(self, step: int, metrics: Metrics) -> None:
+        """One step's metrics; on disk when it returns. Raises RunError where they cannot be written."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """`metrics.jsonl`: `{"step": 3, "actor/pg_loss": 0.1, ...}` a line, names sorted; appended in one write."""
+
+    def __init__(self, path: Path, committed: Committed) -> None:
+        self._path = path
+        try:
+            write_atomically(path, b"".join(_line(step, metrics) for step, metrics in committed))
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        line = _line(step, metrics)
+        try:
+            written = os.write(self._file, line)
+        except OSError as error:
+            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
+        if written < len(line):
+            raise RunError(f"{self._path}: cannot be written: the disk is full")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def _line(step: int, metrics: Metrics) -> bytes:
+    return json.dumps({"step": step, **dict(sorted(metrics.items()))}, allow_nan=False).encode() + b"\n"

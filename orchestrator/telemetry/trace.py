@@ -1,0 +1,161 @@
+"""`trace.json`: what ran when, in the Chrome trace event format (JSON array form), for ui.perfetto.dev.
+
+    process "job"        thread "step", "gen"   a lane per stage, with a span for each step's
+    process "generate"   thread "generate-0"    a lane per replica: its life, and in it a span per call
+                         counter "replicas"     how many exist
+
+The file is a whole JSON array after every write: the closing bracket is overwritten by what follows it. A kill in the
+middle of a write leaves an array without its end, which viewers open too; the next execution repairs it. Times are
+microseconds since the job's first execution began, so that a resumed job goes on to the right of what came before.
+
+Format: "Trace Event Format" (Google, 2016), events X (complete), C (counter), M (metadata).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from functions.wire import Json
+from orchestrator.errors import RunError
+from orchestrator.platforms.base import Usage
+from orchestrator.run_directory import write_atomically
+
+JOB = "job"
+START = b"[\n"
+END = b"\n]\n"
+
+
+@dataclass(frozen=True)
+class TraceSpan:
+    """Something that took from `start_s` to `stop_s` (event-loop seconds) in `lane` of `group`.
+
+    `group` is a function's name (then `lane` is a replica) or JOB.
+    """
+
+    group: str
+    lane: str
+    name: str
+    start_s: float
+    stop_s: float
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Trace:
+    """Appends to `path`. `now_s` is the event loop's time, `unix_s` the wall clock's at the same moment."""
+
+    def __init__(self, path: Path, *, now_s: float, unix_s: float) -> None:
+        self._path = path
+        try:
+            events = _read(path) or [_metadata(0, 0, "job_start", unix_s=unix_s)]
+            write_atomically(path, START + b",\n".join(map(_encode, events)) + END)
+            self._file = os.open(path, os.O_WRONLY)
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+        self._end = path.stat().st_size - len(END)
+        first_s = next((float(e["args"]["unix_s"]) for e in events if e["name"] == "job_start"), unix_s)
+        self._zero_s = now_s - max(0.0, unix_s - first_s)
+        """Event-loop time of the trace's 0."""
+        self._processes = {e["args"]["name"]: int(e["pid"]) for e in events if e["name"] == "process_name"}
+        self._threads = {(e["pid"], e["args"]["name"]): int(e["tid"]) for e in events if e["name"] == "thread_name"}
+        self._written_s = now_s
+        self._lives: set[tuple[str, str, float]] = set()
+
+    def write(self, spans: Iterable[TraceSpan], usage: Sequence[Usage], now_s: float) -> None:
+        """Appends `spans`, the lives of replicas that have ended, and how the number of replicas went since the last
+        write. Raises RunError where the file cannot be written.
+        """
+        lives = [
+            TraceSpan(u.function, u.replica, "replica", u.started_s, u.stopped_s, {"busy_s": u.busy_s})
+            for u in usage
+            if u.stopped_s is not None and (u.function, u.replica, u.started_s) not in self._lives
+        ]
+        self._lives |= {(life.group, life.lane, life.start_s) for life in lives}
+        new = [event for span in (*lives, *spans) for event in self._span(span)]
+        for function in dict.fromkeys(u.function for u in usage):
+            new += self._counter(function, [u for u in usage if u.function == function], now_s)
+        self._written_s = now_s
+        if new:
+            self._append(b"".join(b",\n" + _encode(event) for event in new) + END)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _append(self, data: bytes) -> None:
+        try:
+            written = os.pwrite(self._file, data, self._end)
+        except OSError as error:
+            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
+        if written < len(data):
+            raise RunError(f"{self._path}: cannot be written: the disk is full")
+        self._end += len(data) - len(END)
+
+    def _us(self, time_s: float) -> int:
+        return round((time_s - self._zero_s) * 1e6)
+
+    def _span(self, span: TraceSpan) -> list[Json]:
+        """The span, after the names of its process and lane where they are new."""
+        process, names = self._process(span.group)
+        thread = self._threads.get((process, span.lane))
+        if thread is None:
+            thread = 1 + sum(pid == process for pid, _ in self._threads)
+            self._threads[process, span.lane] = thread
+            names.append(_metadata(process, thread, "thread_name", name=span.lane))
+        start_us = self._us(span.start_s)
+        took_us = max(0, self._us(span.stop_s) - start_us)
+        return [
+            *names,
+            {"ph": "X", "name": span.name, "pid": process, "tid": thread, "ts": start_us, "dur": took_us,
+             "args": dict(span.args)},
+        ]  # fmt: skip
+
+    def _process(self, group: str) -> tuple[int, list[Json]]:
+        if group in self._processes:
+            return self._processes[group], []
+        process = self._processes[group] = 1 + len(self._processes)
+        order = 0 if group == JOB else process
+        return process, [
+            _metadata(process, 0, "process_name", name=group),
+            _metadata(process, 0, "process_sort_index", sort_index=order),
+        ]
+
+    def _counter(self, function: str, lives: Sequence[Usage], now_s: float) -> list[Json]:
+        """The number of replicas at each change since the last write: all changes until `now_s` are known by now."""
+        edges = [(u.started_s, 1) for u in lives] + [(u.stopped_s, -1) for u in lives if u.stopped_s is not None]
+        count = sum(change for time_s, change in edges if time_s <= self._written_s)
+        process, events = self._process(function)
+        for time_s, change in sorted(edges):
+            if self._written_s < time_s <= now_s:
+                count += change
+                events.append({"ph": "C", "name": "replicas", "pid": process, "tid": 0, "ts": self._us(time_s),
+                               "args": {"replicas": count}})  # fmt: skip
+        return events
+
+
+def _metadata(process: int, thread: int, kind: str, **args: Any) -> Json:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "ts": 0, "args": args}
+
+
+def _encode(event: Json) -> bytes:
+    return json.dumps(event, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _read(path: Path) -> list[Json]:
+    """The events in `path`; of a file that was cut off, those that are whole. Raises RunError for no trace at all."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    events: list[Json] = []
+    for line in data.removeprefix(START).splitlines():
+        try:
+            event = json.loads(line.strip().rstrip(b","))
+        except ValueError:
+            break  # the closing bracket, or where the file was cut off
+        events.append(event)
+    if data and not data.startswith(START):
+        raise RunError(f"{path}: not a trace of this program; move it away to go on with a new one")
+    return events
