@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -22,6 +23,8 @@ from typing import Literal, Protocol
 
 import boto3
 import botocore.config
+import botocore.loaders
+import botocore.session
 from botocore.exceptions import ClientError
 
 from functions.exchange.base import (
@@ -102,8 +105,10 @@ class S3Exchange:
         )
         region = region or ("us-east-1" if endpoint else None)
         with s3_errors("opening", self.name):
-            session = boto3.session.Session()
-            self.client = session.client("s3", endpoint_url=endpoint, region_name=region, config=config)
+            session = botocore.session.get_session()
+            session.register_component("data_loader", _service_descriptions())
+            boto = boto3.session.Session(botocore_session=session)
+            self.client = boto.client("s3", endpoint_url=endpoint, region_name=region, config=config)
             self.conditional = self._probe(f"{prefix}+probe")
 
     @property
@@ -235,11 +240,12 @@ class S3Exchange:
         self._mark(value)
         if self._put(value, IfNoneMatch="*"):
             return True
-        head = self._head(value.ref.key)
+        try:
+            head = self._head(value.ref.key)
+        except Corrupt:
+            return False
         if head is None:  # deleted since
             return self._put(value, IfNoneMatch="*")
-        if head.writer == value.writer:
-            return True
         # AWS wants the ETag in its quotes, Ceph 16 knows it only without them.
         return head.expired and (self._put(value, IfMatch=head.etag) or self._put(value, IfMatch=head.etag.strip('"')))
 
@@ -261,14 +267,21 @@ class S3Exchange:
                 )
             except ClientError as error:
                 if condition and status(error) in (404, 412):
-                    head = self._head(value.ref.key)
-                    return head is not None and head.writer == value.writer
+                    return self._wrote(value)
                 if not condition or status(error) != 409 or attempt == CONFLICT_TRIES - 1:
                     raise
                 time.sleep(0.02 * (attempt + 1))  # AWS: another conditional put of this key is under way
             else:
                 return True
         raise AssertionError("unreachable")
+
+    def _wrote(self, value: Value) -> bool:
+        """Whether it is ours that lies there."""
+        try:
+            head = self._head(value.ref.key)
+        except Corrupt:
+            return False
+        return head is not None and head.writer == value.writer
 
     def _put_parts(self, value: Value) -> None:
         name = self._name(value.ref.key)
@@ -352,6 +365,12 @@ class S3Exchange:
                 raise Unavailable(
                     f"{answer['Errors'][0].get('Key')}: {self.name} did not delete it: {answer['Errors'][0]}"
                 )
+
+
+@functools.cache
+def _service_descriptions() -> botocore.loaders.Loader:
+    """boto3 parses 70 ms of JSON for a client: once a process (and its forked children)."""
+    return botocore.loaders.create_loader()
 
 
 def _mark_key(key: str, expires_ms: int) -> str:

@@ -26,8 +26,8 @@ from functions.wire import Ref
 
 MB = 1 << 20
 SIZES = (0, 1, 100, 65_536, 65_537, 3 * MB + 1)
-ODD_KEYS = ("", "/a", "a/", "a//b", "..", "a/../b", "./a", "a b", "a\n", "a*", "ä", "a?", "a#", "a+b", "a\\b", "a\0")
-ODD_KEYS += ("x" * 201, "/".join(["x" * 100] * 6))
+ODD_KEYS = ["", "/a", "a/", "a//b", "..", "a/../b", "./a", "a b", "a\n", "a*", "ä", "a?", "a#", "a+b", "a\\b", "a\0"]
+ODD_KEYS += ["x" * 201, "/".join(["x" * 100] * 6)]
 SPAWN = multiprocessing.get_context("forkserver")
 
 
@@ -52,15 +52,24 @@ def noise(size: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
-def put_forever(url: str, job: str, key: str, sizes: tuple[int, ...]) -> None:
+def credentials() -> dict[str, str]:
+    """For processes of the fork server, which has the environment of its first use."""
+    return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+
+
+def put_forever(url: str, job: str, environment: dict[str, str], key: str, sizes: tuple[int, ...]) -> None:
     """Writes values of one repeated byte, until it is killed."""
+    os.environ.update(environment)
     exchange = open_exchange(url, job)
     for number in range(1_000_000):
         exchange.put(key, bytes([number % 251]) * sizes[number % len(sizes)])
 
 
-def contend(url: str, job: str, keys: list[str], name: bytes, start_at: float) -> list[bool]:
+def contend(
+    url: str, job: str, environment: dict[str, str], keys: list[str], name: bytes, start_at: float
+) -> list[bool]:
     """Whether this process won each key."""
+    os.environ.update(environment)
     exchange = open_exchange(url, job)
     time.sleep(max(0.0, start_at - time.time()))
     return [exchange.put_if_absent(key, name) is not None for key in keys]
@@ -80,13 +89,14 @@ class Conformance:
 
     # -- values
 
-    @pytest.mark.parametrize("size", SIZES)
-    def test_a_value_comes_back_as_it_was_put(self, exchange: Exchange, size: int) -> None:
-        data = noise(size)
-        ref = exchange.put("a/b.c/d-e_f", data)
-        assert ref == Ref("a/b.c/d-e_f", size, checksum(data))
-        assert exchange.get(ref) == exchange.get("a/b.c/d-e_f") == data
-        assert type(exchange.get(ref)) is bytes
+    def test_a_value_comes_back_as_it_was_put(self, exchange: Exchange) -> None:
+        for size in SIZES:
+            data = noise(size)
+            ref = exchange.put(f"a/b.c/d-e_{size}", data)
+            assert ref == Ref(f"a/b.c/d-e_{size}", size, checksum(data))
+            back = exchange.get(ref)
+            assert type(back) is bytes
+            assert back == exchange.get(ref.key) == data
 
     @pytest.mark.parametrize("conditional", [False, True])
     @pytest.mark.parametrize("lifetime_s", [None, 60.0])
@@ -138,42 +148,17 @@ class Conformance:
 
     # -- keys
 
-    @pytest.mark.parametrize(
-        "key",
-        [
-            "",
-            "/a",
-            "a/",
-            "a//b",
-            "..",
-            "a/../b",
-            "./a",
-            "a b",
-            "a\n",
-            "a*",
-            "ä",
-            "a?",
-            "a#",
-            "a+b",
-            "a\\b",
-            "a\0",
-            LONG,
-            DEEP,
-        ],
-    )
-    def test_odd_keys_are_refused_by_every_method(self, exchange: Exchange, key: str) -> None:
-        for method in (
-            lambda: exchange.put(key, b""),
-            lambda: exchange.put_if_absent(key, b""),
-            lambda: exchange.get(key),
-            lambda: exchange.wait(key, 0),
-        ):
-            with pytest.raises(ValueError, match="exchange key"):
-                method()
-        if key not in ("", "a/"):
-            for many in (exchange.list, exchange.delete):
+    def test_odd_keys_are_refused_by_every_method(self, exchange: Exchange) -> None:
+        one: tuple[Callable[[str], object], ...] = (
+            lambda key: exchange.put(key, b""),
+            lambda key: exchange.put_if_absent(key, b""),
+            lambda key: exchange.get(key),
+            lambda key: exchange.wait(key, 0),
+        )
+        for key in ODD_KEYS:
+            for method in one if key in ("", "a/") else (*one, exchange.list, exchange.delete):
                 with pytest.raises(ValueError, match="exchange key"):
-                    many(key)
+                    method(key)
 
     def test_list_and_delete_by_prefix(self, exchange: Exchange) -> None:
         keys = ["a/b/1", "a/b/2", "a/bc", "ab/1", "b", "a/c/d/e"]
@@ -264,7 +249,7 @@ class Conformance:
     ) -> None:
         sizes = (50_000, 1_000_000, 10)
         for round_number in range(3):
-            writer = SPAWN.Process(target=put_forever, args=(backend.url, job, "k", sizes))
+            writer = SPAWN.Process(target=put_forever, args=(backend.url, job, credentials(), "k", sizes))
             writer.start()
             assert exchange.wait("k", 30)
             end = time.monotonic() + 0.2 + 0.13 * round_number
@@ -300,7 +285,9 @@ class Conformance:
         keys = [f"race/{number}" for number in range(10)]
         start_at = time.time() + 2.0
         with concurrent.futures.ProcessPoolExecutor(3, mp_context=SPAWN) as pool:
-            futures = [pool.submit(contend, backend.url, job, keys, bytes([n]) * 9, start_at) for n in range(3)]
+            futures = [
+                pool.submit(contend, backend.url, job, credentials(), keys, bytes([n]) * 9, start_at) for n in range(3)
+            ]
             won = [future.result() for future in futures]
         for number, key in enumerate(keys):
             winners = [process for process in range(3) if won[process][number]]
@@ -347,11 +334,11 @@ class Conformance:
         assert exchange.get("a/short") == b"new"
         assert exchange.delete("a/") == 3
 
-    @pytest.mark.parametrize("lifetime_s", [0.0, -1.0, float("nan"), float("inf")])
-    def test_a_lifetime_is_positive(self, exchange: Exchange, lifetime_s: float) -> None:
-        for put in (exchange.put, exchange.put_if_absent):
-            with pytest.raises(ValueError, match="k: lifetime_s"):
-                put("k", b"", lifetime_s=lifetime_s)
+    def test_a_lifetime_is_positive(self, exchange: Exchange) -> None:
+        for lifetime_s in (0.0, -1.0, float("nan"), float("inf")):
+            for put in (exchange.put, exchange.put_if_absent):
+                with pytest.raises(ValueError, match="k: lifetime_s"):
+                    put("k", b"", lifetime_s=lifetime_s)
         assert exchange.list("") == []
 
     # -- waiting

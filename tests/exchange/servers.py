@@ -8,6 +8,7 @@ BadS3           a proxy before an S3 server that makes its conditional put bad i
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import shutil
@@ -285,3 +286,40 @@ class BadS3:
         self.httpd.shutdown()
         self.httpd.server_close()
         self.thread.join()
+
+
+class LosesAnswers:
+    """A TCP relay to `port` that, once `armed`, cuts the connection instead of passing on the next answer."""
+
+    def __init__(self, port: int) -> None:
+        self.upstream = port
+        self.armed = threading.Event()
+        self.listener = socket.create_server((LOOPBACK, 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self) -> None:
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection((LOOPBACK, self.upstream))
+            threading.Thread(target=self.pump, args=(client, server, False), daemon=True).start()
+            threading.Thread(target=self.pump, args=(server, client, True), daemon=True).start()
+
+    def pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                if answers and self.armed.is_set() and not piece.startswith(b"HTTP/1.1 100"):
+                    self.armed.clear()
+                    break
+                sink.sendall(piece)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            if not answers:
+                end.close()
+
+    def stop(self) -> None:
+        self.listener.close()

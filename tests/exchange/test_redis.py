@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ from functions.exchange.open import open_exchange
 from functions.exchange.redis import RedisExchange
 from functions.exchange.resp import converse
 from tests.exchange.conformance import Backend, Conformance, noise
-from tests.exchange.servers import LOOPBACK, RedisServer
+from tests.exchange.servers import LOOPBACK, LosesAnswers, RedisServer
 
 
 class RawRedis:
@@ -93,21 +91,15 @@ def test_evicted_bytes_are_absent_not_corrupt(exchange: RedisExchange) -> None:
 
 
 @pytest.mark.parametrize("size", [20_000, 8 << 20])
-def test_no_room_is_unavailable_and_writes_nothing(tmp_path: Path, size: int) -> None:
-    server = RedisServer(tmp_path, "--maxmemory", "6mb", "--maxmemory-policy", "noeviction")
-    try:
-        exchange = RedisExchange(server.start().url, "rlhf/job/")
-        for number in range(5 << 20, 0, -20_000):  # fill it
-            with contextlib.suppress(Unavailable):
-                exchange.put(f"k{number}", noise(20_000))
-        for put in (exchange.put, exchange.put_if_absent):
-            with pytest.raises(Unavailable, match=r"^x: Redis .*no room \(maxmemory\)"):
-                put("x", noise(size))
-        assert exchange.list("x") == []
-        exchange.delete("")
-        exchange.put("k", b"room again")
-    finally:
-        server.stop()
+def test_no_room_is_unavailable_and_writes_nothing(exchange: RedisExchange, size: int) -> None:
+    exchange.put("warm", b"")
+    exchange.client.config_set("maxmemory", 1)
+    for put in (exchange.put, exchange.put_if_absent):
+        with pytest.raises(Unavailable, match=r"^x: Redis .*no room \(maxmemory\)"):
+            put("x", noise(size))
+    assert exchange.list("x") == []
+    exchange.client.config_set("maxmemory", 0)
+    assert exchange.put_if_absent("x", noise(size)) is not None
 
 
 def test_a_password_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,40 +132,6 @@ def test_a_restarted_server_is_used_again(fresh_redis: RedisServer, exchange: Re
     assert exchange.get("k") == b"w"
 
 
-class LosesAnswers:
-    """A TCP relay that cuts the connection instead of passing on the first answer after `arm`."""
-
-    def __init__(self, port: int) -> None:
-        self.upstream = port
-        self.armed = threading.Event()
-        self.listener = socket.create_server((LOOPBACK, 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self) -> None:
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection((LOOPBACK, self.upstream))
-            threading.Thread(target=self.pump, args=(client, server, False), daemon=True).start()
-            threading.Thread(target=self.pump, args=(server, client, True), daemon=True).start()
-
-    def pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
-        with contextlib.suppress(OSError):
-            while piece := source.recv(1 << 16):
-                if answers and self.armed.is_set():
-                    self.armed.clear()
-                    break
-                sink.sendall(piece)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            if not answers:
-                end.close()
-
-
 def test_a_winner_whose_answer_was_lost_still_knows(fresh_redis: RedisServer) -> None:
     relay = LosesAnswers(fresh_redis.port)
     try:
@@ -184,7 +142,7 @@ def test_a_winner_whose_answer_was_lost_still_knows(fresh_redis: RedisServer) ->
         assert not relay.armed.is_set()
         assert exchange.put_if_absent("k", b"v") is None
     finally:
-        relay.listener.close()
+        relay.stop()
 
 
 def test_a_large_put_loses_its_race_midway(exchange: RedisExchange, monkeypatch: pytest.MonkeyPatch) -> None:
