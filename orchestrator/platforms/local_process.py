@@ -149,6 +149,7 @@ class _Parent:
     @classmethod
     async def start(cls, kinds: Sequence[str], log: Path) -> _Parent:
         ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours)
         with theirs, log.open("ab") as output:
             starting = asyncio.ensure_future(asyncio.create_subprocess_exec(
                 sys.executable, "-m", "functions.warm", "--parent", str(os.getpid()), *kinds,
@@ -156,17 +157,17 @@ class _Parent:
             ))  # fmt: skip
             try:
                 child = await asyncio.shield(starting)
+                theirs.close()  # from here on, the end of the child is the end of what `reader` reads
+                ready = await reader.readline()
             except asyncio.CancelledError:
-                await _kill(await starting, ours)
+                child = await starting
+                with contextlib.suppress(ProcessLookupError):
+                    child.kill()
+                await child.wait()
+                await _close(writer)
                 raise
-        try:
-            reader, writer = await asyncio.open_connection(sock=ours)
-            ready = await reader.readline()
-        except asyncio.CancelledError:
-            await _kill(child, ours)
-            raise
         if not ready:
-            writer.close()
+            await _close(writer)
             code = await child.wait()
             raise PlatformError(f"the warm parent ended with exit code {code}: {last_line(log)} (see {log})")
         return cls(child, reader, writer)
@@ -199,7 +200,7 @@ class _Parent:
                 else:
                     self._exited.pop(name)
                     self._forked.pop(name).set_exception(PlatformError(f"{name}: {said['message']}"))
-        self._writer.close()
+        await _close(self._writer)
         await self._child.wait()
         for future in self._forked.values():
             if not future.done():
@@ -212,11 +213,10 @@ class _Parent:
         await self.ended
 
 
-async def _kill(child: asyncio.subprocess.Process, control: socket.socket) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        child.kill()
-    await child.wait()
-    control.close()
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 def _set(future: asyncio.Future[int], value: int) -> None:

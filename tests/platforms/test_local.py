@@ -118,7 +118,7 @@ def test_a_replica_that_is_killed_in_mid_call_is_named_and_replaced(tmp_path: Pa
     async def test() -> None:
         async with local(tmp_path, warm_parent=warm_parent) as platform:
             await platform.scale("count", 1)
-            call = Call("c1", "count", params={"n": 5, "pause_s": 0.1, "log": str(tmp_path / "log"), "kill_at": 2})
+            call = Call("c1", "count", params={"n": 5, "pause_s": 0.1, "log": str(tmp_path / "log"), "kill_at": [2]})
             seen: list[Event] = []
             with pytest.raises(CallLost, match=r"^call c1 was lost: count-0 was killed by SIGKILL$"):
                 await collect(platform, call, seen)
@@ -272,6 +272,24 @@ def test_a_function_whose_process_does_not_start_is_given_up_with_its_last_words
             said = "dies-2 ended with exit code 3: no room for the model"
             assert type(failures[-1]) is PlatformError
             assert str(failures[-1]).startswith(f"replicas of 'dies' do not start: {said}")
+
+    run(test())
+
+
+def test_a_warm_parent_that_cannot_be_forked_safely_is_refused(tmp_path: Path) -> None:
+    threaded = tmp_path / "threaded.py"
+    threaded.write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+
+    async def test() -> None:
+        spec = FunctionSpec("threaded", f"{threaded}:F", max_replicas=1)
+        async with local(tmp_path, spec) as platform:
+            await platform.scale("threaded", 1)
+            error = await failure(platform, Call("c", "x"), "threaded")
+            assert type(error) is PlatformError
+            assert "the warm parent has 2 threads after loading" in str(error)
+            assert "a fork is not safe" in str(error)
 
     run(test())
 

@@ -15,7 +15,7 @@ class Count:
     """Operation `count`: one `samples` event for each index below params["n"], after params["pause_s"] each.
 
     It takes up what is missing, can be cut (the rest in one `cut` event), and writes a line to params["log"] for each
-    index that it works on: how often work was really done. params["kill_at"] dies by SIGKILL at that index, once.
+    index that it works on: how often work was really done. It dies by SIGKILL at each index of params["kill_at"], once.
     """
 
     def __init__(self, *, pause_s: float = 0.0, load_s: float = 0.0) -> None:
@@ -38,8 +38,8 @@ class Count:
             while time.monotonic() < until_s and not context.cut_requested():
                 context.check()
                 time.sleep(0.01)
-            if params.get("kill_at") == index and not os.path.exists(f"{params['log']}.killed"):
-                open(f"{params['log']}.killed", "w").close()
+            if index in params.get("kill_at", ()) and not os.path.exists(f"{params['log']}.killed{index}"):
+                open(f"{params['log']}.killed{index}", "w").close()
                 os.kill(os.getpid(), signal.SIGKILL)
             ref = context.exchange.put(f"{call.prefix}samples.{index:04d}", f"value {index}".encode())
             yield Event("samples", ref, {"index": [todo.pop(0)], "length": [3], "prompt_length": [2]})
