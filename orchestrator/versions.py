@@ -49,7 +49,7 @@ async def digests(store: Store, versions: Iterable[Version]) -> dict[str, str]:
 
     def digest(version: Version) -> str:
         manifest = read_manifest(store.exchange, version)
-        return checksum(canonical([[e.name, e.digest] for e in sorted((*manifest.tensors, *manifest.state),
+        return checksum(canonical([[e.name, e.hash] for e in sorted((*manifest.tensors, *manifest.state),
                                                                       key=lambda e: e.name)]))  # fmt: skip
 
     return {version.model: await store.run(lambda version=version: digest(version)) for version in versions}  # type: ignore[misc]
