@@ -12,8 +12,9 @@ The loop's observers feed it with `Snapshot`s, plain values; it draws them and k
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -76,20 +77,34 @@ def open_view(console: Console) -> View:
 
 
 class LiveView:
-    """Redraws in place, at most REFRESH_PER_S times a second, from a thread of rich's."""
+    """Redraws in place, REFRESH_PER_S times a second, from a thread of rich's; the clock goes on between snapshots."""
 
     def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, refresh_per_second=REFRESH_PER_S, transient=False)
+        self._snapshot: Snapshot | None = None
+        self._since_s = time.monotonic()
+        self._live = Live(console=console, refresh_per_second=REFRESH_PER_S, get_renderable=self._render)
         self._live.start()
 
     def changed(self, snapshot: Snapshot) -> None:
-        self._live.update(render(snapshot))
+        self._snapshot, self._since_s = snapshot, time.monotonic()
 
     def committed(self, snapshot: Snapshot) -> None:
-        self._live.update(render(snapshot))
+        self.changed(snapshot)
 
     def close(self) -> None:
+        """Draws the last snapshot once more; it stays on the terminal."""
         self._live.stop()
+
+    def _render(self) -> RenderableType:
+        if self._snapshot is None:
+            return Text("starting", "dim")
+        return render(later(self._snapshot, time.monotonic() - self._since_s))
+
+
+def later(snapshot: Snapshot, seconds: float) -> Snapshot:
+    """The same state `seconds` later."""
+    left_s = None if snapshot.left_s is None else max(0.0, snapshot.left_s - seconds)
+    return replace(snapshot, elapsed_s=snapshot.elapsed_s + seconds, left_s=left_s)
 
 
 class LineView:
