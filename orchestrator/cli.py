@@ -10,11 +10,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from orchestrator import doctor, tables
 from orchestrator.config import load_job
 from orchestrator.errors import OrchestratorError, RunError
+from orchestrator.live import open_view
 from orchestrator.recipes import RECIPES
-from orchestrator.recorder import Recorder
 from orchestrator.run_directory import RunDirectory
 from orchestrator.session import Run, train
 
@@ -76,7 +78,7 @@ def _resume(given: argparse.Namespace) -> int:
 
 
 def _train(run: Run) -> int:
-    model = train(run, Recorder(run.job, run.directory))
+    model = train(run, open_view(Console()))
     print(f"model: {model}")
     return 0
 

@@ -81,55 +81,22 @@ class ValidationConfig(Section):
     """0 is greedy."""
 
 
-class AlgorithmConfig(Section):
-    """What a recipe leaves open. A key that is not set here is the recipe's own choice (`rlhf-orchestrate recipes`)."""
-
-    advantage: str | None = None
-    policy_loss: str | None = None
-    loss_agg_mode: str | None = None
-    norm_adv_by_std: bool | None = None
-    clip_ratio_low: float | None = Field(None, ge=0)
-    clip_ratio_high: float | None = Field(None, ge=0)
-    clip_ratio_c: float | None = Field(None, gt=1)
-    entropy_coef: float | None = Field(None, ge=0)
-    kl_coef: float | None = Field(None, ge=0)
-    kl_in: Literal["reward", "loss"] | None = None
-    kl_estimator: str | None = None
-    kl_target: float | None = Field(None, gt=0)
-    kl_horizon: int | None = Field(None, ge=1)
-    gamma: float | None = Field(None, ge=0, le=1)
-    lam: float | None = Field(None, ge=0, le=1)
-    whiten_advantages: bool | None = None
-    filter_groups: bool | None = None
-    reward_clip: float | None = Field(None, gt=0)
-    reward_scale: float | None = None
-    overlong_buffer: int | None = Field(None, ge=0)
-    overlong_penalty: float | None = Field(None, ge=0)
-    rollout_is: Literal["none", "token", "sequence"] | None = None
-    rollout_is_cap: float | None = Field(None, gt=0)
-    max_rollout_logprob_diff: float | None = Field(None, gt=0)
-    value_clip: float | None = Field(None, gt=0)
-    cost_limit: float | None = None
-    lagrange_lr: float | None = Field(None, ge=0)
-    max_rounds: int | None = Field(None, ge=1)
-    """Dynamic sampling: how many rounds of generation a step may take (DAPO)."""
-
-
 class OptimConfig(Section):
-    """AdamW, as torch.optim.AdamW names its settings."""
+    """AdamW; the names are torch.optim.AdamW's, and verl's where torch has none."""
 
     lr: float = Field(1e-6, gt=0)
     betas: tuple[float, float] = Field((0.9, 0.999), strict=False)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float | None = Field(1.0, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    grad_clip: float = Field(1.0, gt=0)
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
 
 
 class TrainConfig(OptimConfig):
-    micro_batch_tokens: int = Field(16384, ge=1)
-    """Tokens of one forward and backward pass."""
+    micro_batch_tokens: int | None = Field(None, ge=1)
+    """Tokens of one forward and backward pass: memory and speed, never the result. None: by device."""
     mini_batches: int = Field(1, ge=1)
     """Optimizer steps that one pass over a step's samples is divided into."""
     epochs: int = Field(1, ge=1)
@@ -217,7 +184,10 @@ class JobConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
     validation: ValidationConfig = ValidationConfig()
-    algorithm: AlgorithmConfig = AlgorithmConfig()
+    algorithm: Mapping[str, Any] = {}
+    """Over the recipe's settings (`rlhf-orchestrate recipes`); the keys are those of functions/train/params.py."""
+    recipe_options: Mapping[str, Any] = {}
+    """Over the recipe's options."""
     train: TrainConfig = TrainConfig()
     critic: CriticConfig = CriticConfig()
     reference: ReferenceConfig = ReferenceConfig()

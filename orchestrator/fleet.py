@@ -61,10 +61,9 @@ class Stage:
 class Fleet:
     """Adds up the stages' wishes and tells the platform."""
 
-    def __init__(self, platform: Platform, invoker: Invoker, *, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, platform: Platform, invoker: Invoker) -> None:
         self.platform = platform
         self.invoker = invoker
-        self._on_change = on_change
         self._stages: dict[str, list[Stage]] = {}
         self._kept: dict[str, int] = {}
         self._warm: dict[str, int] = {}
@@ -107,4 +106,3 @@ class Fleet:
         if self._told.get(function, 0) != wanted:
             self._told[function] = wanted
             await self.platform.scale(function, wanted)
-            self._on_change()

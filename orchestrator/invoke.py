@@ -155,6 +155,7 @@ class _Attempt:
             prompt_tokens=self.prompt_tokens,
             response_tokens=self.response_tokens,
             samples=self.samples,
+            stop_s=_now_s(),
             stats=stats,
         )
 

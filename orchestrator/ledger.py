@@ -180,9 +180,10 @@ class Ledger:
         self._executions = before.executions + 1
         self._closed_s = now_s
         self._closed: Costs = {}
-        self._books = self._count([], now_s)
+        self._books = self.count([], now_s)
 
-    def _count(self, usage: Sequence[Usage], now_s: float) -> Books:
+    def count(self, usage: Sequence[Usage], now_s: float) -> Books:
+        """The books at `now_s`; nothing is written."""
         self._now = costs_of(usage, self._specs, now_s)
         rise = {name: cost - self._closed.get(name, Cost()) for name, cost in self._now.items()}
         step = self._left + StepCost(self._left.step, now_s - self._closed_s, rise)
@@ -196,13 +197,13 @@ class Ledger:
 
     def update(self, usage: Sequence[Usage], now_s: float) -> Books:
         """Counts what has been spent by now, and writes it down: call it between steps' ends too, and at the end."""
-        self._books = self._count(usage, now_s)
+        self._books = self.count(usage, now_s)
         write_atomically(self._path, json.dumps(self._books.to_json(), indent=1).encode() + b"\n")
         return self._books
 
     def close_step(self, step: int, usage: Sequence[Usage], now_s: float) -> StepCost:
         """`step` was committed: what was spent since the commit before it is its cost."""
-        closed = dataclasses.replace(self._count(usage, now_s).open, step=step)
+        closed = dataclasses.replace(self.count(usage, now_s).open, step=step)
         self._steps = [*self._steps, closed]
         self._left, self._closed, self._closed_s = StepCost(step + 1), self._now, now_s
         self.update(usage, now_s)

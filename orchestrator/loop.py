@@ -32,6 +32,7 @@ from orchestrator.journal import Journal, Record
 from orchestrator.planner.base import FunctionLimits, Planner, Prompt, StepObservation, StepPlan, StepRequest
 from orchestrator.prompts import Draw, PromptSource
 from orchestrator.recipes.base import Recipe
+from orchestrator.settings import optimizer_settings, recipe_options
 from orchestrator.step import Step
 from orchestrator.store import Store
 
@@ -61,7 +62,7 @@ class Loop:
     epoch: int
     limits: Mapping[str, FunctionLimits]
     settings: Mapping[str, Any]
-    """What every train call gets: the recipe's settings, and the job's over them."""
+    """What every train call gets (orchestrator/settings.py)."""
     cost_usd: Callable[[], float]
     on_report: Callable[[int, Report], Awaitable[None]]
     """Before a step's commit: what is to be kept of its results, whose calls are deleted after the commit."""
@@ -149,6 +150,8 @@ class Loop:
             plan=plan,
             versions=versions,
             settings=self.settings,
+            optimizers={critic: optimizer_settings(job, job.critic) for critic in model_versions.CRITICS},
+            options=recipe_options(job, self.recipe),
             sampling=job.rollout.model_dump(exclude={"n", "engine", "slots"}),
             samples_per_prompt=job.rollout.n,
             scorer=job.reward.model_dump(exclude={"model"}),

@@ -20,6 +20,7 @@ from orchestrator.fleet import Fleet
 from orchestrator.invoke import Invoker, Limits, RetryPolicy
 from orchestrator.journal import Journal
 from orchestrator.lease import take_lease
+from orchestrator.live import View
 from orchestrator.loop import Loop
 from orchestrator.planner.static import StaticPlanner
 from orchestrator.platforms.local import LocalPlatform
@@ -27,6 +28,7 @@ from orchestrator.prompts import PromptSource
 from orchestrator.recipes import find_recipe
 from orchestrator.recorder import Recorder
 from orchestrator.run_directory import RunDirectory
+from orchestrator.settings import train_settings
 from orchestrator.specs import function_limits, function_specs
 from orchestrator.store import Store
 from orchestrator.versions import export
@@ -57,51 +59,54 @@ class Run:
             raise RunError(f"exchange {url}: {error}") from error
 
 
-async def execute(run: Run, recorder: Recorder) -> Path:
+async def execute(run: Run, view: View) -> Path:
     """Runs the job from its last commit to its end; returns the directory of the final model.
 
     Raises OrchestratorError (one line). Whatever happens, functions go to zero before it returns.
     """
-    job, directory = run.job, run.directory
+    job, path = run.job, run.directory.path
     recipe = find_recipe(job.recipe)
+    settings = train_settings(job, recipe)
     source = PromptSource.load(job)
-    with directory.lock():
+    specs = function_specs(job, recipe)
+    with run.directory.lock():
         store = Store(run.open_exchange(), patience_s=job.limits.store_s)
         epoch = await take_lease(store.durable, f"{os.uname().nodename} {os.getpid()}")
         journal = await Journal.open(store.durable)
-        url, root = run.exchange
-        platform = LocalPlatform(url, root, log_dir=directory.path / "logs", warm_parent=job.platform.warm_parent)
-        specs = function_specs(job, recipe)
+        platform = LocalPlatform(*run.exchange, log_dir=path / "logs", warm_parent=job.platform.warm_parent)
+        recorder = Recorder(job, path, store, journal.records, platform, specs, view)
         invoker = Invoker(
             platform,
             retry=RetryPolicy(attempts=job.limits.attempts),
             limits=Limits(heartbeat_s=job.limits.heartbeat_s),
             seed=job.seed,
         )
+        fleet = Fleet(platform, invoker)
         loop = Loop(
             job=job,
             recipe=recipe,
             prompts=source,
             store=store,
             journal=journal,
-            fleet=Fleet(platform, invoker, on_change=recorder.changed),
+            fleet=fleet,
             planner=StaticPlanner(keep_warm=job.planner.keep_warm),
             epoch=epoch,
             limits=function_limits(job, specs),
-            settings=dict(recipe.settings) | job.train_settings(),
-            cost_usd=recorder.cost_usd,
-            on_commit=recorder.committed,
+            settings=settings,
+            cost_usd=lambda: recorder.books().usd,
+            on_report=recorder.keep_samples,
+            on_commit=lambda result: recorder.committed(result, fleet),
         )
-        with recorder.watching(loop, platform):
+        async with recorder.watching(fleet):
             try:
                 await platform.deploy(specs)
                 await loop.run()
             finally:
                 await platform.close()
-        return await export(store, journal.records[-1].versions["actor"], directory.path / "model")
+        return await export(store, journal.records[-1].versions["actor"], path / "model")
 
 
-def train(run: Run, recorder: Recorder) -> Path:
+def train(run: Run, view: View) -> Path:
     """`execute` in an event loop of its own; SIGINT and SIGTERM end it in order, with functions at zero."""
 
     async def main() -> Path:
@@ -110,7 +115,7 @@ def train(run: Run, recorder: Recorder) -> Path:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         try:
-            return await execute(run, recorder)
+            return await execute(run, view)
         except asyncio.CancelledError:
             raise Stopped(f"stopped; go on with `rlhf-orchestrate resume {run.directory.path}`") from None
         except BaseExceptionGroup as group:

@@ -14,7 +14,6 @@ from orchestrator.versions import CRITICS
 def function_specs(job: JobConfig, recipe: Recipe) -> list[FunctionSpec]:
     """In the order in which a step first uses them."""
     model = {"dtype": job.model.dtype}
-    train = model | {"deterministic": job.deterministic}
     specs = [
         _spec(job, "generate", "generate", model | {
             "engine": job.rollout.engine, "slots": job.rollout.slots, "deterministic": job.deterministic,
@@ -25,8 +24,8 @@ def function_specs(job: JobConfig, recipe: Recipe) -> list[FunctionSpec]:
         specs.append(_spec(job, "reference", "reference", model))
     critics = [critic for critic in CRITICS if critic in recipe.models]
     specs += [_spec(job, critic, "reference", model) for critic in critics]
-    specs += [_spec(job, f"train-{critic}", "train", train) for critic in critics]
-    return [*specs, _spec(job, "train", "train", train)]
+    specs += [_spec(job, f"train-{critic}", "train", {}) for critic in critics]
+    return [*specs, _spec(job, "train", "train", {})]
 
 
 def _spec(job: JobConfig, name: str, kind: str, options: dict[str, Any]) -> FunctionSpec:

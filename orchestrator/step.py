@@ -13,13 +13,15 @@ exception is the deterministic mode, which puts the samples into their canonical
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from functions.exchange.base import checksum
 from functions.samples import Columns, SampleBatch
-from functions.wire import Call, Json, Ref, Version
+from functions.wire import Call, Event, Json, Ref, Version
 from orchestrator.dataflow import (
     Finished,
     PromptSet,
@@ -55,7 +57,11 @@ class Step:
     plan: StepPlan
     versions: dict[str, Version]
     settings: Mapping[str, Any]
-    """What `train` passes on: the recipe's choices, and the job's over them."""
+    """What `train` passes on: the recipe's choices, and the job's over them (orchestrator/settings.py)."""
+    optimizers: Mapping[str, Any]
+    """Optimizer settings of models that have their own."""
+    options: Mapping[str, Any]
+    """The recipe's options, and the job's over them."""
     sampling: Mapping[str, Any]
     samples_per_prompt: int
     scorer: Mapping[str, Any]
@@ -91,12 +97,23 @@ class Step:
         )  # fmt: skip
 
     def reference(self, samples: Samples) -> list[Scores]:
-        """The reference's log-probabilities where the job penalises KL, nothing where it does not."""
-        return [self.logprobs(samples)] if self.settings.get("kl_coef") else []
+        """What a KL penalty needs, where the job has one: the reference's log-probabilities of the sampled tokens.
 
-    def logprobs(self, samples: Samples, *, model: str = "reference", name: str = "ref") -> Scores:
-        """The reference's log-probabilities of the sampled tokens (column "ref_logprobs")."""
-        params = {"temperature": self.sampling["temperature"], "column": "ref_logprobs"}
+        A penalty in the reward of a recipe with a critic needs the actor's own too: the critic cannot compute them.
+        """
+        kl = self.settings.get("kl")
+        if kl is None:
+            return []
+        columns = [self.logprobs(samples)]
+        if kl["where"] == "reward" and "critic" in self.versions:
+            columns.append(self.logprobs(samples, model="actor", column="old_logprobs", name="old_log_prob"))
+        return columns
+
+    def logprobs(
+        self, samples: Samples, *, model: str = "reference", column: str = "ref_logprobs", name: str = "ref"
+    ) -> Scores:
+        """A model's log-probabilities of the sampled tokens, by the reference function."""
+        params = {"temperature": self.settings["temperature"], "column": column}
         return self._columns(samples, name, "reference", "logprobs", params, weights={"model": model})
 
     def values(self, samples: Samples, *, model: str = "critic", column: str = "values") -> Scores:
@@ -104,18 +121,34 @@ class Step:
         return self._columns(samples, column, model, "values", {"column": column}, weights={"model": model})
 
     def train(
-        self, model: str, samples: Samples | Sequence[Samples], *columns: Scores, **settings: Any
-    ) -> asyncio.Task[Json]:
+        self, model: str, samples: Samples | Sequence[Samples], *columns: Scores,
+        only: Collection[int] | None = None, **settings: Any,
+    ) -> asyncio.Task[Json]:  # fmt: skip
         """One train call: publishes the next version of `model` and makes it current when the step ends.
 
-        `settings` go over the recipe's for this call (for example `groups`: train on these prompts only).
+        `only`: the groups to train on (default: all). `settings` go over the recipe's for this call.
         """
         rollouts = [samples] if isinstance(samples, Samples) else list(samples)
-        return self.tasks.create_task(self._train(model, rollouts, columns, settings))
+        return self.tasks.create_task(self._train(model, rollouts, columns, only, settings))
 
     def more_prompts(self) -> PromptSet:
         """As many further prompts as the step has, numbered on from them (dynamic sampling)."""
         return self.draw()
+
+    def of_greedy(self, column: str, samples: Samples, greedy: Samples, scores: Scores) -> Scores:
+        """Each sample's prompt's greedy score, as the samples' own column `column` (ReMax's baseline)."""
+        columns = Scores()
+
+        async def run() -> None:
+            baselines = await self.column("score", greedy, scores)
+            for item in await samples.all():
+                values = np.array([baselines[group][0] for group in item.group], np.float32)
+                group, index, lengths = (np.array(x, np.int32) for x in (item.group, item.index, item.length))
+                ref = await self._put(Columns(group, index, lengths, sample={column: values}).encode())
+                columns.put(Event("done", ref))
+
+        self._fill(columns, run())
+        return columns
 
     async def column(self, name: str, samples: Samples, *columns: Scores) -> dict[int, list[float]]:
         """A per-sample column, by group: for recipes that decide on it (dynamic sampling, validation)."""
@@ -237,14 +270,31 @@ class Step:
         return scores
 
     async def _train(
-        self, model: str, rollouts: Sequence[Samples], columns: Sequence[Scores], settings: Mapping[str, Any]
-    ) -> Json:
+        self, model: str, rollouts: Sequence[Samples], columns: Sequence[Scores], only: Collection[int] | None,
+        settings: Mapping[str, Any],
+    ) -> Json:  # fmt: skip
         inputs = {
             "samples": [ref for samples in rollouts for ref in await samples.refs()],
             "columns": [ref for scores in columns for ref in await scores.refs()],
         }
-        objective = "policy" if model == "actor" else "value"
-        params = {**self.settings, "objective": objective, **settings, "model": model, "step": self.number}
+        failed = {
+            (f["group"], f["index"]) for scores in columns for e in scores.items for f in e.data.get("failed", ())
+        }
+        unwanted = {
+            (group, index)
+            for samples in rollouts
+            for item in samples.items
+            for group, index in zip(item.group, item.index, strict=True)
+            if only is not None and group not in only
+        }
+        params = {
+            **self.settings,
+            "objective": "policy" if model == "actor" else "value",
+            "optimizer": self.optimizers.get(model, self.settings["optimizer"]),
+            **settings,
+            "model": model,
+            "dropped": sorted(failed | unwanted),
+        }
         function = "train" if model == "actor" else f"train-{model}"
         async with self.fleet.stage(function, max(1, self.plan.replicas[function])) as stage:
             call = self._call(function, "train", inputs, {"policy": self.versions[model]}, params)

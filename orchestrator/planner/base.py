@@ -111,6 +111,8 @@ class CallObservation:
     prompt_tokens: int
     response_tokens: int
     samples: int
+    stop_s: float = 0.0
+    """Event-loop time of its end."""
     stats: Mapping[str, float] = field(default_factory=dict)
     """The function's own counts (for generate: EngineStats)."""
 

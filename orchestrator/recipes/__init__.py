@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from pathlib import Path
 
 from orchestrator.errors import ConfigError
 from orchestrator.recipes.base import Recipe, recipe, recipe_from_file
@@ -40,8 +39,7 @@ RECIPES: dict[str, Recipe] = {
 def find_recipe(name: str) -> Recipe:
     """A recipe by its name, or a user's own by `<file.py>:<name>`. Raises ConfigError."""
     if ".py:" in name:
-        file, _, function = name.rpartition(":")
-        return recipe_from_file(Path(file), function)
+        return recipe_from_file(name)
     if name not in RECIPES:
         close = difflib.get_close_matches(name, RECIPES, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""

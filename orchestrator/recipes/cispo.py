@@ -7,7 +7,8 @@ from orchestrator.step import Step
 @recipe(
     paper="MiniMax 2025, arXiv 2506.13585, section 3.1",
     models=("actor", "reference"),
-    advantage="grpo", policy_loss="cispo", aggregation="token-mean", kl_in="loss", kl_estimator="k3",
+    advantage="grpo", loss="cispo", aggregation="token-mean",
+    kl={"where": "loss", "kind": "k3", "coef": 0.0},
 )  # fmt: skip
 async def cispo(step: Step) -> None:
     """GRPO's advantages; every token keeps its gradient, its weight is bounded."""

@@ -7,7 +7,8 @@ from orchestrator.step import Step
 @recipe(
     paper="Shao et al. 2024, arXiv 2402.03300, section 4.1",
     models=("actor", "reference"),
-    advantage="grpo", policy_loss="vanilla", aggregation="seq-mean-token-mean", kl_in="loss", kl_estimator="k3",
+    advantage="grpo", loss="vanilla", aggregation="seq-mean-token-mean",
+    kl={"where": "loss", "kind": "k3", "coef": 0.0},
 )  # fmt: skip
 async def grpo(step: Step) -> None:
     """Group-relative advantages, each response weighs the same."""
@@ -18,7 +19,8 @@ async def grpo(step: Step) -> None:
 @recipe(
     paper="Liu et al. 2025, arXiv 2503.20783, section 3",
     models=("actor", "reference"),
-    advantage="dr_grpo", policy_loss="vanilla", aggregation="seq-mean-token-sum-norm", kl_in="loss", kl_estimator="k3",
+    advantage="dr_grpo", loss="vanilla", aggregation="seq-mean-token-sum-norm",
+    kl={"where": "loss", "kind": "k3", "coef": 0.0},
 )  # fmt: skip
 async def dr_grpo(step: Step) -> None:
     """GRPO without its two biases: no division by the group's deviation, none by the response's length."""

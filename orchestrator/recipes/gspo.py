@@ -7,7 +7,8 @@ from orchestrator.step import Step
 @recipe(
     paper="Zheng et al. 2025, arXiv 2507.18071, section 4",
     models=("actor", "reference"),
-    advantage="grpo", policy_loss="gspo", aggregation="seq-mean-token-mean", kl_in="loss", kl_estimator="k3",
+    advantage="grpo", loss="gspo", aggregation="seq-mean-token-mean",
+    kl={"where": "loss", "kind": "k3", "coef": 0.0},
 )  # fmt: skip
 async def gspo(step: Step) -> None:
     """GRPO's advantages with a sequence's ratio in place of its tokens'."""

@@ -7,7 +7,8 @@ from orchestrator.step import Step
 @recipe(
     paper="Schulman et al. 2017, arXiv 1707.06347; Ouyang et al. 2022, arXiv 2203.02155",
     models=("actor", "critic", "reference"),
-    advantage="gae", policy_loss="vanilla", aggregation="token-mean", kl_in="reward", kl_estimator="k1",
+    advantage="gae", loss="vanilla", aggregation="token-mean",
+    kl={"where": "reward", "kind": "k1", "coef": 0.0},
 )  # fmt: skip
 async def ppo(step: Step) -> None:
     """Clipped policy steps on advantages that a critic estimates."""

@@ -7,8 +7,8 @@ from orchestrator.step import Step
 @recipe(
     paper="Hu 2025, arXiv 2501.03262",
     models=("actor", "reference"),
-    advantage="reinforce_plus_plus", policy_loss="vanilla", aggregation="token-mean", kl_in="reward",
-    kl_estimator="k1",
+    advantage="reinforce_plus_plus", loss="vanilla", aggregation="token-mean",
+    kl={"where": "reward", "kind": "k1", "coef": 0.0},
 )  # fmt: skip
 async def reinforce_plus_plus(step: Step) -> None:
     """Returns whitened over the batch, no critic and no groups."""
@@ -19,8 +19,8 @@ async def reinforce_plus_plus(step: Step) -> None:
 @recipe(
     paper="Hu 2025, arXiv 2501.03262, section 3.3",
     models=("actor", "reference"),
-    advantage="reinforce_plus_plus_baseline", policy_loss="vanilla", aggregation="token-mean", kl_in="loss",
-    kl_estimator="k2",
+    advantage="reinforce_plus_plus_baseline", loss="vanilla", aggregation="token-mean",
+    kl={"where": "loss", "kind": "k2", "coef": 0.0},
 )  # fmt: skip
 async def reinforce_plus_plus_baseline(step: Step) -> None:
     """Scores less their group's mean, whitened over the batch."""

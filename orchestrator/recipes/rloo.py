@@ -7,7 +7,8 @@ from orchestrator.step import Step
 @recipe(
     paper="Ahmadian et al. 2024, arXiv 2402.14740, section 2.3",
     models=("actor", "reference"),
-    advantage="rloo", policy_loss="vanilla", aggregation="token-mean", kl_in="reward", kl_estimator="k1",
+    advantage="rloo", loss="vanilla", aggregation="token-mean",
+    kl={"where": "reward", "kind": "k1", "coef": 0.0},
 )  # fmt: skip
 async def rloo(step: Step) -> None:
     """REINFORCE with a leave-one-out baseline."""

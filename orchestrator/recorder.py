@@ -1,0 +1,145 @@
+"""What a run leaves for people: metrics, cost, trace, samples, events, and the view of it while it goes on.
+
+Everything here is derived from the journal and the platform's books: a recorder brings the files in line with the
+journal when it opens, and never decides anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from functions.wire import Json
+from orchestrator.config import JobConfig
+from orchestrator.dataflow import Report
+from orchestrator.errors import RunError
+from orchestrator.fleet import Fleet
+from orchestrator.journal import Record
+from orchestrator.ledger import Books, Ledger, total
+from orchestrator.live import Snapshot, View
+from orchestrator.loop import StepResult
+from orchestrator.platforms.base import FunctionSpec, Platform
+from orchestrator.run_directory import write_atomically
+from orchestrator.store import Store
+from orchestrator.telemetry.sinks import JsonLines, Sink
+from orchestrator.telemetry.tensorboard import TensorBoard
+from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
+
+VIEW_EVERY_S = 0.25
+REWARD = "critic/score/mean"
+VALIDATION = "val-core/"
+
+
+class Recorder:
+    """Opened for one execution of a job, when its journal is read and its platform made."""
+
+    def __init__(
+        self, job: JobConfig, path: Path, store: Store, records: Sequence[Record], platform: Platform,
+        specs: Sequence[FunctionSpec], view: View,
+    ) -> None:  # fmt: skip
+        self._job, self._path, self._store, self._records = job, path, store, records
+        self._platform, self._specs, self._view = platform, specs, view
+        self._begun_s = asyncio.get_running_loop().time()
+        self._begun_step = len(records)
+        committed = [(record.step, metrics_of(record)) for record in records]
+        self._sinks: list[Sink] = [JsonLines(path / "metrics.jsonl", committed)]
+        if job.telemetry.tensorboard:
+            self._sinks.append(TensorBoard(path / "tensorboard", committed))
+        self._ledger = Ledger(path / "cost.json", specs, next_step=len(records), now_s=self._begun_s)
+        self._trace = Trace(path / "trace.json", now_s=self._begun_s, unix_s=time.time())
+
+    def books(self) -> Books:
+        """The job's cost until now, as written to cost.json."""
+        return self._ledger.update(self._platform.usage(), asyncio.get_running_loop().time())
+
+    async def keep_samples(self, number: int, report: Report) -> None:
+        """Writes samples/NNNNNN.jsonl: the first of the step's scored samples, in the order (group, index)."""
+        texts = [json.loads(line) for ref in report.texts for line in (await self._store.get(ref)).splitlines()]
+        kept = sorted(texts, key=lambda text: (text["group"], text["index"]))[: self._job.telemetry.samples]
+        if kept:
+            lines = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in kept)
+            try:
+                write_atomically(self._path / "samples" / f"{number:06d}.jsonl", lines.encode())
+            except OSError as error:
+                raise RunError(f"{self._path / 'samples'}: cannot be written: {error.strerror}") from error
+
+    def committed(self, result: StepResult, fleet: Fleet) -> None:
+        """A step is in the journal: metrics, cost and trace follow it."""
+        now_s, usage = asyncio.get_running_loop().time(), self._platform.usage()
+        step = result.record.step
+        self._ledger.close_step(step, usage, now_s)
+        for sink in self._sinks:
+            sink.write(step, metrics_of(result.record))
+        name = f"step {step}"
+        spans = [TraceSpan(JOB, "step", name, result.start_s, result.stop_s)]
+        spans += [TraceSpan(JOB, span.name, name, span.start_s, span.stop_s) for span in result.report.spans]
+        spans += [
+            TraceSpan(
+                call.function, call.replica, call.operation, call.stop_s - call.work_s, call.stop_s, dict(call.stats)
+            )
+            for call in result.report.calls
+        ]
+        self._trace.write(spans, usage, now_s)
+        self._view.committed(self.snapshot(fleet))
+
+    @asynccontextmanager
+    async def watching(self, fleet: Fleet) -> AsyncIterator[None]:
+        """Shows the job while it runs; at the end the files are closed with what was spent until then."""
+        watch = asyncio.create_task(self._watch(fleet))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+            now_s, usage = asyncio.get_running_loop().time(), self._platform.usage()
+            self._ledger.update(usage, now_s)
+            self._trace.write([], usage, now_s)
+            for sink in self._sinks:
+                sink.close()
+            self._trace.close()
+            self._view.close()
+
+    async def _watch(self, fleet: Fleet) -> None:
+        while True:
+            self._view.changed(self.snapshot(fleet))
+            await asyncio.sleep(VIEW_EVERY_S)
+
+    def snapshot(self, fleet: Fleet) -> Snapshot:
+        """The job now."""
+        now_s = asyncio.get_running_loop().time()
+        metrics = [metrics_of(record) for record in self._records]
+        validation = next((key for m in metrics for key in m if key.startswith(VALIDATION) and "/acc/" in key), "")
+        books = self._ledger.count(self._platform.usage(), now_s)
+        existing: dict[str, int] = {}
+        for replica in self._platform.replicas():
+            existing[replica.function] = existing.get(replica.function, 0) + 1
+        step = max(0, len(self._records) - 1)
+        here = len(self._records) - max(1, self._begun_step)
+        elapsed_s = now_s - self._begun_s
+        return Snapshot(
+            job=self._job.name,
+            recipe=self._job.recipe,
+            step=step,
+            steps=self._job.steps,
+            elapsed_s=elapsed_s,
+            stages=fleet.at_work(),
+            replicas={spec.name: (existing.get(spec.name, 0), spec.max_replicas) for spec in self._specs},
+            rewards=[m[REWARD] for m in metrics if REWARD in m],
+            validations=[m[validation] for m in metrics if validation in m],
+            validation_name=validation,
+            tokens_per_s=metrics[-1].get("perf/throughput") if metrics else None,
+            cost_usd=books.usd,
+            serverful_usd=total(books.serverful).usd,
+            left_s=(self._job.steps - step) * elapsed_s / here if here > 0 else None,
+        )
+
+
+def metrics_of(record: Record) -> dict[str, float]:
+    """A record's metrics: those of learning, and those of the execution that committed it."""
+    observed: Json = record.observed["metrics"]
+    return {**record.history["metrics"], **observed}

@@ -1,0 +1,146 @@
+"""A scenario under a policy: the real loop, planner, fleet and invoker, on the simulated platform in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from functions.weights.files import encode_header
+from functions.wire import Json
+from orchestrator.config import JobConfig, parse_job
+from orchestrator.data import Row, Tokenized
+from orchestrator.dataflow import Report
+from orchestrator.fleet import Fleet
+from orchestrator.invoke import Invoker
+from orchestrator.journal import Journal
+from orchestrator.loop import Loop, StepResult
+from orchestrator.planner.adaptive import AdaptivePlanner
+from orchestrator.planner.policies import Policy
+from orchestrator.planner.scaling import Goal
+from orchestrator.platforms.base import Usage
+from orchestrator.platforms.simulated import Pool, SimulatedPlatform, Span
+from orchestrator.prompts import NOTHING, PromptSource
+from orchestrator.recipes import find_recipe
+from orchestrator.settings import train_settings
+from orchestrator.simulation.clock import run
+from orchestrator.simulation.memory import MemoryExchange
+from orchestrator.simulation.scenario import Scenario
+from orchestrator.store import Store
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A simulated job. `history` is what was committed, by step."""
+
+    policy: str
+    step_s: Sequence[float]
+    gpu_s: Sequence[float]
+    """Of each step, paid for."""
+    total_gpu_s: float
+    metrics: Sequence[Mapping[str, float]]
+    """What the planner said of each step: predicted against measured."""
+    plans: Sequence[StepResult]
+    history: Sequence[Json]
+    usage: Sequence[Usage]
+    spans: Sequence[Span]
+
+
+def simulate(scenario: Scenario, policy: Policy, *, goal: Goal | None = None, deterministic: bool = False) -> Outcome:
+    """Runs the scenario's steps to the end."""
+    with tempfile.TemporaryDirectory() as directory:
+        return run(_simulate(scenario, policy, goal or Goal(), deterministic, Path(directory)))
+
+
+async def _simulate(scenario: Scenario, policy: Policy, goal: Goal, deterministic: bool, directory: Path) -> Outcome:
+    exchange = MemoryExchange(asyncio.get_running_loop().time)
+    pool = Pool(scenario.gpus, policy.colocated)
+    platform = SimulatedPlatform(scenario.models(policy.colocated), exchange, pool=pool)
+    job = _job(scenario, deterministic, directory)
+    store = Store(exchange, threads=False)
+    recipe = find_recipe(scenario.recipe)
+    planner = AdaptivePlanner(policy, goal=goal, priors=scenario.priors(policy.colocated), pool_gpus=scenario.gpus)
+    results: list[StepResult] = []
+    paid = [0.0]
+
+    def committed(result: StepResult) -> None:
+        if result.record.step:
+            results.append(result)
+        paid.append(platform.gpu_s())
+
+    async def reported(_step: int, _report: Report) -> None:
+        """Nothing is kept of a simulated step's results."""
+
+    price = (scenario.device.usd_per_hour or 1.0) / 3600.0
+    job_loop = Loop(
+        job=job,
+        recipe=recipe,
+        prompts=_prompts(scenario),
+        store=store,
+        journal=await Journal.open(store),
+        fleet=Fleet(platform, Invoker(platform)),
+        planner=planner,
+        epoch=1,
+        limits=scenario.limits(policy.colocated),
+        settings=train_settings(job, recipe),
+        cost_usd=lambda: price * platform.gpu_s(),
+        on_report=reported,
+        on_commit=committed,
+    )
+    try:
+        await platform.deploy(scenario.specs(policy.colocated))
+        await job_loop.run()
+    finally:
+        await platform.close()
+    return Outcome(
+        policy=policy.name,
+        step_s=[r.stop_s - r.start_s for r in results],
+        gpu_s=[b - a for a, b in itertools.pairwise(paid[1:])],
+        total_gpu_s=platform.gpu_s(),
+        metrics=[{k: v for k, v in r.report.observed.items() if k.startswith("planner/")} for r in results],
+        plans=results,
+        history=[r.record.history for r in results],
+        usage=platform.usage(),
+        spans=platform.spans,
+    )
+
+
+def _job(scenario: Scenario, deterministic: bool, directory: Path) -> JobConfig:
+    """A job file for the loop; the model is one tensor that stands for all."""
+    header = encode_header([("state", "U8", (16,), 16)])
+    (directory / "model.safetensors").write_bytes(header + bytes(16))
+    (directory / "config.json").write_text(json.dumps({"model_type": "simulated"}))
+    return parse_job(
+        {
+            "name": "simulated",
+            "recipe": scenario.recipe,
+            "steps": scenario.steps,
+            "deterministic": deterministic,
+            "model": {"path": str(directory)},
+            "data": {"train": "simulated.jsonl", "prompts_per_step": scenario.prompts_per_step},
+            "rollout": {
+                "n": scenario.samples_per_prompt,
+                "max_response_length": scenario.max_response_length,
+                "slots": scenario.slots,
+            },
+            "algorithm": {"kl": {"coef": 0.001}},
+            "validation": {"every": 0},
+        },
+        base=directory,
+    )
+
+
+def _prompts(scenario: Scenario) -> PromptSource:
+    """Prompts of random tokens behind a common head."""
+    rng = np.random.default_rng(0)
+    count = scenario.epoch_steps * scenario.prompts_per_step
+    head = list(range(scenario.head_tokens))
+    own = rng.integers(1000, 30_000, (count, scenario.prompt_tokens)).tolist()
+    rows = [Row(i, f"simulated.jsonl:{i + 1}", "", "simulated", {}) for i in range(count)]
+    return PromptSource(Tokenized(rows, [head + tokens for tokens in own], []), NOTHING, shuffle=True)
