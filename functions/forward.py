@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from functions.algorithms.logprobs import token_logprobs
-from functions.models import backbone, lm_head, score_head
+from functions.models import backbone, lm_head, row_attention, score_head
 from functions.packing import Pack
 from functions.prefix_attention import NAME as PREFIX_SHARED
 
@@ -57,20 +57,20 @@ def output_head(model: PreTrainedModel) -> Head:
     )
     tokens = torch.arange(4, device=layer.weight.device)[None] % layer.weight.shape[0]
     with torch.no_grad():
-        _use_attention(model, "sdpa")
+        _use_attention(model, row_attention(model))
         states = backbone(model)(input_ids=tokens, use_cache=False).last_hidden_state
         logits = layer(states)
         if head.softcap is not None:
             logits = head.softcap * torch.tanh(logits / head.softcap)
         own = model(input_ids=tokens, use_cache=False).logits
-        if not torch.allclose(logits.float() / head.scale, own.float(), rtol=1e-2, atol=1e-2):
+        if not torch.allclose(logits.float() / head.scale, own.float(), rtol=1e-2, atol=1e-2, equal_nan=True):
             raise ValueError(f"{type(model).__name__}: its logits are not its output layer applied to its last states")
     return head
 
 
 def states(model: PreTrainedModel, pack: Pack) -> Tensor:
     """[N, H]: the states (final norm included) that predict the pack's response tokens."""
-    _use_attention(model, "sdpa" if pack.prefixes is None else PREFIX_SHARED)
+    _use_attention(model, row_attention(model) if pack.prefixes is None else PREFIX_SHARED)
     extra: dict[str, Any] = {} if pack.prefixes is None else {"prefixes": pack.prefixes}
     output = backbone(model)(input_ids=pack.tokens, position_ids=pack.positions, use_cache=False, **extra)
     hidden: Tensor = output.last_hidden_state

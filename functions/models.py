@@ -57,31 +57,25 @@ def micro_batch_default(device: torch.device) -> int:
     return 1024 if device.type == "cpu" else 16384
 
 
-def load_causal_lm(
-    directory: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu", attention: str = "sdpa"
-) -> PreTrainedModel:
+def load_causal_lm(directory: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
     """The causal language model of a Hugging Face directory, in eval mode. ValueError, one line, where it is none."""
-    model, missing = _load(AutoModelForCausalLM, directory, dtype, device, attention)
+    model, missing = _load(AutoModelForCausalLM, directory, dtype, device)
     if missing:
         raise ValueError(f"model {directory}: its weights lack {_some(missing)}; is it a {type(model).__name__}?")
     return model
 
 
-def load_reward_model(
-    directory: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu", attention: str = "sdpa"
-) -> PreTrainedModel:
+def load_reward_model(directory: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
     """A sequence classifier with one label, in eval mode. ValueError where the directory has no trained `score`."""
-    model, missing = _load(AutoModelForSequenceClassification, directory, dtype, device, attention)
+    model, missing = _load(AutoModelForSequenceClassification, directory, dtype, device)
     if missing:
         raise ValueError(f"model {directory}: its weights lack {_some(missing)}; a reward model needs a trained score")
     return model
 
 
-def load_critic(
-    directory: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu", attention: str = "sdpa"
-) -> PreTrainedModel:
+def load_critic(directory: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
     """A sequence classifier with one label whose `score` is zero where the directory has none, in eval mode."""
-    model, missing = _load(AutoModelForSequenceClassification, directory, dtype, device, attention)
+    model, missing = _load(AutoModelForSequenceClassification, directory, dtype, device)
     others = [name for name in missing if not name.startswith("score.")]
     if others:
         raise ValueError(f"model {directory}: its weights lack {_some(others)}")
@@ -130,9 +124,14 @@ def save_model(model: PreTrainedModel, directory: Path) -> None:
         model.save_pretrained(directory, safe_serialization=True)
 
 
-def _load(
-    auto: Any, directory: Path, dtype: torch.dtype, device: str, attention: str
-) -> tuple[PreTrainedModel, list[str]]:
+def row_attention(model: PreTrainedModel) -> str:
+    """The attention implementation for rows of samples: sdpa where the architecture allows it, else eager (sdpa
+    would leave out soft-capped scores, as Gemma 2 has them, without a word)."""
+    capped = getattr(model.config, "attn_logit_softcapping", None) is not None
+    return "sdpa" if getattr(model, "_supports_sdpa", False) and not capped else "eager"
+
+
+def _load(auto: Any, directory: Path, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, list[str]]:
     weight_files(directory)  # one clear line for a directory that holds no model
     extra = {} if auto is AutoModelForCausalLM else {"num_labels": 1}
     try:
@@ -142,7 +141,6 @@ def _load(
                 directory,
                 config=config,
                 dtype=dtype,
-                attn_implementation=attention,
                 local_files_only=True,
                 output_loading_info=True,
             )
@@ -150,6 +148,7 @@ def _load(
         first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ValueError(f"model {directory}: transformers cannot load it: {first}") from error
     model.eval()
+    model.set_attn_implementation(row_attention(model))
     return model.to(device), sorted(info["missing_keys"])
 
 
