@@ -28,8 +28,8 @@ SEED = 20
 TERMS = (2, 3, 4, 5, 6)
 FORGET = 0.75
 EASY = 0.34  # share of problems whose sum never passes a ten
-SHEETS, TRAIN, VALIDATION = 16_000, 2_048, 256
-STEPS, BATCH, PEAK_LR, PEAK_LR_MUON = 500, 32, 5e-3, 0.03
+SHEETS, TRAIN, VALIDATION = 10_000, 2_048, 256
+STEPS, BATCH, PEAK_LR, PEAK_LR_MUON = 1_000, 32, 5e-3, 0.03
 END, PAD, USER, ASSISTANT = "<|end|>", "<|pad|>", "<|user|>", "<|assistant|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
@@ -59,18 +59,24 @@ def answer(digits: Sequence[int], rng: random.Random, forget: float) -> str:
 def problems(count: int, rng: random.Random) -> list[tuple[int, ...]]:
     """`count` different problems, EASY of them without any carry."""
     found: dict[tuple[int, ...], None] = {}
-    easy_left = round(count * EASY)
-    hard_left = count - easy_left
-    while easy_left or hard_left:
+    easy = round(count * EASY)
+    while len(found) < easy:
+        terms = rng.choice(TERMS)
+        bars = sorted(rng.sample(range(9 + terms), terms))  # uniform over all digits that add up to at most 9
+        found[tuple(bar - left - 1 for left, bar in zip([-1, *bars], bars, strict=False))] = None
+    while len(found) < count:
         digits = tuple(rng.randint(0, 9) for _ in range(rng.choice(TERMS)))
-        easy = sum(digits) < 10
-        if digits in found or not (easy_left if easy else hard_left):
-            continue
-        found[digits] = None
-        easy_left, hard_left = easy_left - easy, hard_left - (not easy)
+        if sum(digits) >= 10:
+            found[digits] = None
     rows = list(found)
     rng.shuffle(rows)
     return rows
+
+
+def draw(rng: random.Random) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Problems to measure on, to train on with GRPO, and to put on the teacher's sheets; no problem is in two."""
+    every = problems(VALIDATION + TRAIN + SHEETS, rng)
+    return every[:VALIDATION], every[VALIDATION : VALIDATION + TRAIN], every[-SHEETS:]
 
 
 def row(digits: Sequence[int]) -> str:
@@ -107,8 +113,8 @@ def write_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def write_model(directory: Path, sheets: Sequence[tuple[str, str]]) -> None:
-    """A two-layer Llama, trained for STEPS batches on (question, answer) sheets, answers only."""
+def write_model(directory: Path, taught: Sequence[tuple[int, ...]], rng: random.Random) -> None:
+    """A two-layer Llama, trained for STEPS batches on the teacher's answers; each time around he answers anew."""
     import torch
     from tokenizers import Tokenizer
     from torch.optim.lr_scheduler import LambdaLR
@@ -135,16 +141,17 @@ def write_model(directory: Path, sheets: Sequence[tuple[str, str]]) -> None:
     model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if not any(p is matrix for matrix in matrices)]
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=PEAK_LR_MUON, momentum=0.9, weight_decay=0.0)]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(matrices, lr=PEAK_LR_MUON, momentum=0.9, weight_decay=0.0)
+    ]
     optimizers += [torch.optim.AdamW(others, lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)]
     warm_up = STEPS // 10
     schedules = [LambdaLR(o, lambda s: min((s + 1) / warm_up, (STEPS - s) / (STEPS - warm_up))) for o in optimizers]
-    rows = []
-    for asked, answered in sheets:
-        prompt = tokenizer.encode(f"{USER}{asked}{ASSISTANT}").ids
-        rows.append((prompt, [*tokenizer.encode(answered).ids, end]))
     for step in range(STEPS):
-        batch = [rows[(step * BATCH + i) % len(rows)] for i in range(BATCH)]
+        batch = []
+        for digits in (taught[(step * BATCH + i) % len(taught)] for i in range(BATCH)):
+            prompt, answered = f"{USER}{question(digits)}{ASSISTANT}", answer(digits, rng, FORGET)
+            batch.append((tokenizer.encode(prompt).ids, [*tokenizer.encode(answered).ids, end]))
         width = max(len(p) + len(a) for p, a in batch)
         tokens = torch.full((BATCH, width), pad)
         labels = torch.full((BATCH, width), -100)
@@ -173,12 +180,11 @@ def main() -> None:
     model = out / "model"
     model.mkdir(parents=True, exist_ok=True)
     rng = random.Random(SEED)
-    every = problems(TRAIN + VALIDATION + SHEETS, rng)
-    validation, train, taught = every[:VALIDATION], every[VALIDATION : VALIDATION + TRAIN], every[-SHEETS:]
+    validation, train, taught = draw(rng)
     (out / "validation.jsonl").write_text("".join(row(digits) + "\n" for digits in validation))
     (out / "train.jsonl").write_text("".join(row(digits) + "\n" for digits in train))
     write_tokenizer(model)
-    write_model(model, [(question(digits), answer(digits, rng, FORGET)) for digits in taught])
+    write_model(model, taught, rng)
     print(f"wrote {model}, {out / 'train.jsonl'} ({TRAIN} prompts), {out / 'validation.jsonl'} ({VALIDATION})")
 
 
