@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from functions import userfile
 from functions.exchange.base import Buffer, Exchange, NotFound, Unavailable
-from functions.function import Cancelled, Context, FatalError, Function, RetryableError
+from functions.function import Cancelled, Context, FatalError, Function, ReplicaBroken, RetryableError
 from functions.wire import Call, Event, Ref, WireError
 
 VALUES_LIFETIME_S = 2 * 86400.0
@@ -33,7 +33,7 @@ LOG_LIFETIME_S = 86400.0
 """Shorter than that of the values, so that no entry outlives what it names."""
 WATCH_S = 1.0
 
-Outcome = Literal["done", "replayed", "cancelled", "retryable", "fatal"]
+Outcome = Literal["done", "replayed", "cancelled", "retryable", "fatal", "broken"]
 
 
 class EntryTaken(Exception):
@@ -133,7 +133,8 @@ class Attempt:
         except FatalError as error:
             return self._error("fatal", " ".join(str(error).split()))
         except RetryableError as error:
-            return self._error("retryable", " ".join(str(error).split()))
+            self._error("retryable", " ".join(str(error).split()))
+            return "broken" if isinstance(error, ReplicaBroken) else "retryable"
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             return self._error("retryable", userfile.describe(error))

@@ -29,6 +29,11 @@ class RetryableError(Exception):
     """The call may succeed when it is repeated, here or on another replica."""
 
 
+class ReplicaBroken(RetryableError):
+    """What this replica holds cannot be trusted any more (an update of its weights failed half-way): the call may
+    succeed elsewhere, and the server ends this process when it has reported the error."""
+
+
 class Cancelled(Exception):
     """The caller has gone, or the deadline has passed: the call ends now."""
 

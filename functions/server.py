@@ -16,7 +16,7 @@ GET  /metrics           Prometheus text
 
 A call whose deadline passes ends in a *retryable* error: a hung device is the likely cause, what was finished is
 recorded, and a repeated call takes up the rest. SIGTERM drains: no new calls; the open one finishes, or is cut when
-the grace is near its end; then the process exits with 0.
+the grace is near its end; then the process exits with 0. So does a broken replica (ReplicaBroken).
 """
 
 from __future__ import annotations
@@ -186,6 +186,8 @@ class Server:
         self.call_s += time.monotonic() - opened.since_s
         opened.ended.set()
         opened.lines.put_nowait(None)
+        if outcome == "broken":
+            self.drain()
         if opened.answered.is_set():
             self._over(opened)
 
@@ -259,6 +261,12 @@ class Server:
         app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None)
         return app
 
+    def shell(self) -> uvicorn.Server:
+        return uvicorn.Server(uvicorn.Config(
+            self.app(), loop="asyncio", http="httptools", ws="none", lifespan="off", log_config=None,
+            access_log=False, timeout_graceful_shutdown=10, backlog=128,
+        ))  # fmt: skip
+
 
 async def _within(timeout_s: float, event: asyncio.Event) -> bool:
     try:
@@ -279,11 +287,7 @@ def serve(settings: Settings, listener: socket.socket) -> None:
     """Runs a replica on `listener` (bound and listening) until it has drained. Main thread only."""
     attempts: queue.SimpleQueue[Open | None] = queue.SimpleQueue()
     server = Server(settings, attempts.put)
-    config = uvicorn.Config(
-        server.app(), loop="asyncio", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
-        timeout_graceful_shutdown=10, backlog=128,
-    )  # fmt: skip
-    shell = uvicorn.Server(config)
+    shell = server.shell()
     started: queue.SimpleQueue[asyncio.AbstractEventLoop] = queue.SimpleQueue()
     woken, wakeup = socket.socketpair()
     woken.setblocking(False)

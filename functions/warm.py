@@ -155,16 +155,15 @@ def kill(pid: int) -> None:
 def preload(kinds: Sequence[str]) -> None:
     """Loads what replicas of these kinds need. A kind that cannot be loaded is left to its replicas, who say why."""
     from functions import kinds as functions_kinds
-    from functions import server  # noqa: F401  (fastapi, uvicorn)
     from functions.function import FatalError
+    from functions.warmup import warm_functions, warm_server
 
+    warm_server()
     for kind in kinds:
         with contextlib.suppress(FatalError):
             functions_kinds.load(kind)
-    if "torch" in sys.modules:
-        from functions.warmup import warm_torch
-
-        warm_torch()
+    if {"generate", "reference", "train"} & set(kinds):
+        warm_functions(kinds)
 
 
 def rss_mb() -> float:

@@ -15,13 +15,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from functions.function import Context, FatalError
+from functions.inputs import read_samples
+from functions.params import parse
 from functions.reward import python
 from functions.reward.remote import Remote
 from functions.reward.scorer import Failed, Item, Scored, Scorer
@@ -29,7 +32,19 @@ from functions.samples import Columns, Finish, SampleBatch
 from functions.weights.manifest import Manifest, label, read_manifest
 from functions.wire import Call, Event, Version
 
-PARAMS = {"score", "on_error", "timeout_s", "micro_batch_tokens"}
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreParams:
+    score: str
+    on_error: Literal["fail", "drop"] = "fail"
+    timeout_s: float = 60.0
+    micro_batch_tokens: int = 16384
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s is {self.timeout_s:g}, wants a number of seconds above 0")
+        if self.micro_batch_tokens < 1:
+            raise ValueError(f"micro_batch_tokens is {self.micro_batch_tokens}, wants 1 or more")
 
 
 class RewardFunction:
@@ -43,11 +58,11 @@ class RewardFunction:
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "score":
             raise FatalError(f"the reward function has no operation {call.operation!r}; it has: score")
-        on_error = call.params.get("on_error", "fail")
-        if on_error not in ("fail", "drop"):
-            raise FatalError(f"on_error is {on_error!r}, wants 'fail' or 'drop'")
-        scorer = self._scorer(call, context)
-        batch = SampleBatch.concat([SampleBatch.decode(context.exchange.get(r)) for r in call.inputs["samples"]])
+        params = parse(ScoreParams, call.params, "params of score")
+        if "policy" not in call.weights:
+            raise FatalError("score wants the version that made the samples as weights.policy, for its tokenizer")
+        scorer = self._scorer(params, call, context)
+        batch = read_samples(call, context.exchange)
         items = self._items(batch, call, context)
         begun_s = time.perf_counter()
         results = _same_columns(scorer.score(items), items)
@@ -57,7 +72,7 @@ class RewardFunction:
             for item, result in zip(items, results, strict=True)
             if isinstance(result, Failed)
         ]
-        if failed and on_error == "fail":
+        if failed and params.on_error == "fail":
             more = f" (and {len(failed) - 1} more samples without a score)" if len(failed) > 1 else ""
             raise FatalError(f"{failed[0]['message']}{more}")
         context.check()
@@ -68,24 +83,17 @@ class RewardFunction:
         texts_ref = context.exchange.put(f"{call.prefix}texts.jsonl", texts)
         yield Event("done", ref, {"failed": failed, "texts": texts_ref.to_json(), "seconds": round(seconds, 6)})
 
-    def _scorer(self, call: Call, context: Context) -> Scorer:
-        unknown = set(call.params) - PARAMS
-        if unknown:
-            raise FatalError(f"unknown params of score: {sorted(unknown)}; it takes {sorted(PARAMS)}")
-        score, timeout_s = call.params.get("score"), call.params.get("timeout_s", 60.0)
-        if not isinstance(score, str):
-            raise FatalError("score wants params.score: rule:<name>, file.py:function, model, or a URL")
-        if not (isinstance(timeout_s, int | float) and timeout_s > 0):
-            raise FatalError(f"timeout_s is {timeout_s!r}, wants a number of seconds above 0")
+    def _scorer(self, params: ScoreParams, call: Call, context: Context) -> Scorer:
+        score, timeout_s = params.score, params.timeout_s
         if score.startswith("rule:"):
             return python.rule(score.removeprefix("rule:"), timeout_s, context.check)
         if score.startswith(("http://", "https://")):
             return Remote(score, timeout_s, context.check)
         if score == "model":
-            return self._reward_model(call, context)
+            return self._reward_model(params, call, context)
         return python.from_file(score, timeout_s, context.check)
 
-    def _reward_model(self, call: Call, context: Context) -> Scorer:
+    def _reward_model(self, params: ScoreParams, call: Call, context: Context) -> Scorer:
         if "model" not in call.weights:
             raise FatalError("score = 'model' needs the version of the reward model as weights.model")
         from functions.models import load_reward_model, pick_device, pick_dtype  # torch: only where there is a model
@@ -104,8 +112,8 @@ class RewardFunction:
         manifest, policy = (read_manifest(context.exchange, call.weights[role]) for role in ("model", "policy"))
         same = _tokenizer_file(manifest, version) == _tokenizer_file(policy, call.weights["policy"])
         tokenizer = None if same else self._tokenizer(manifest, context)
-        budget = int(call.params.get("micro_batch_tokens", 16384))
-        return RewardModel(f"reward model {label(version)}", self._model[1], tokenizer, budget, context.check)
+        name, budget = f"reward model {label(version)}", params.micro_batch_tokens
+        return RewardModel(name, self._model[1], tokenizer, budget, context.check)
 
     def _items(self, batch: SampleBatch, call: Call, context: Context) -> list[Item]:
         tokenizer = self._tokenizer(read_manifest(context.exchange, call.weights["policy"]), context)
@@ -119,8 +127,6 @@ class RewardFunction:
         for i, (group, index, prompt) in enumerate(
             zip(batch.group.tolist(), batch.index.tolist(), batch.prompt.tolist(), strict=True)
         ):
-            if batch.finish[i] == Finish.UNFINISHED:
-                raise FatalError(f"sample (group {group}, index {index}) is unfinished and cannot be scored")
             if str(group) not in rows:
                 raise FatalError(f"the rows of call {call.id} lack group {group}")
             row = rows[str(group)]

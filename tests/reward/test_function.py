@@ -206,9 +206,9 @@ def test_a_batch_of_the_wrong_length_drops_nobody_silently(bench: Bench) -> None
         ("rule:nonsense", {}, r"unknown rule 'nonsense'; rules: exact, number"),
         ("/nowhere/reward.py:f", {}, r"cannot read /nowhere/reward.py: No such file"),
         ("model", {}, r"needs the version of the reward model"),
-        ("rule:exact", {"on_error": "zero"}, r"on_error is 'zero', wants 'fail' or 'drop'"),
+        ("rule:exact", {"on_error": "zero"}, r"on_error: got 'zero', wants one of 'fail', 'drop'"),
         ("rule:exact", {"timeout_s": 0}, r"timeout_s is 0"),
-        ("rule:exact", {"temperature": 1}, r"unknown params of score: \['temperature'\]"),
+        ("rule:exact", {"temperature": 1}, r"params of score: unknown key 'temperature'"),
         ("nothing", {}, r"'nothing' names no object"),
     ],
 )

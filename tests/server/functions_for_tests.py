@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 
-from functions.function import Context, FatalError, RetryableError
+from functions.function import Context, FatalError, ReplicaBroken, RetryableError
 from functions.wire import Call, Event
 
 
@@ -57,6 +57,8 @@ class Fails:
                 raise FatalError("the loss is nan\nat step 3")
             case "retryable":
                 raise RetryableError("the device is away")
+            case "broken":
+                raise ReplicaBroken("half of the weights are new")
             case "odd":
                 raise ZeroDivisionError("division by zero")
             case "nan":

@@ -260,6 +260,13 @@ def test_a_call_too_long_for_the_grace_is_cut(serve: Serve) -> None:
     assert served.process.wait(20) == 0
 
 
+def test_a_replica_that_is_broken_says_so_and_ends(serve: Serve) -> None:
+    served = serve("Fails")
+    error = served.call(Call("c1", "broken"))[-1]
+    assert error.data == {"kind": "retryable", "message": "half of the weights are new"}
+    assert served.process.wait(20) == 0
+
+
 def test_sigterm_ends_an_idle_server(serve: Serve) -> None:
     served = serve()
     served.process.terminate()
