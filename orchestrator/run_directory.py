@@ -92,9 +92,9 @@ class RunDirectory:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Readers see the old content or the new, never half."""
+    """Readers see the old content or the new, never half. One writer at a time: the run's lock sees to that."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.new")
     try:
         with temporary.open("wb") as file:
             file.write(data)

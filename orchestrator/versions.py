@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from functions.exchange.base import checksum
@@ -44,15 +45,15 @@ async def import_models(store: Store, job: JobConfig, models: Sequence[str]) -> 
     return versions
 
 
-async def digests(store: Store, versions: Iterable[Version]) -> dict[str, str]:
-    """What each version's weights and optimizer state are, whatever call made them: a checksum over their hashes."""
+async def digests(store: Store, versions: Mapping[str, Version]) -> dict[str, str]:
+    """What each model's weights and optimizer state are, whatever call made them: a checksum over their hashes."""
 
     def digest(version: Version) -> str:
         manifest = read_manifest(store.exchange, version)
-        return checksum(canonical([[e.name, e.hash] for e in sorted((*manifest.tensors, *manifest.state),
-                                                                      key=lambda e: e.name)]))  # fmt: skip
+        entries = sorted((*manifest.tensors, *manifest.state), key=lambda entry: entry.name)
+        return checksum(canonical([[entry.name, entry.hash] for entry in entries]))
 
-    return {version.model: await store.run(lambda version=version: digest(version)) for version in versions}  # type: ignore[misc]
+    return {model: await store.run(partial(digest, version)) for model, version in versions.items()}
 
 
 async def keep(store: Store, history: Sequence[dict[str, Version]], count: int) -> None:
@@ -60,7 +61,7 @@ async def keep(store: Store, history: Sequence[dict[str, Version]], count: int) 
     for model in history[-1]:
         used = {v for versions in (history[0], *history[-count:]) for v in versions.values() if v.model == model}
         if used:
-            await store.run(lambda model=model, used=used: keep_only(store.exchange, model, used))  # type: ignore[misc]
+            await store.run(partial(keep_only, store.exchange, model, used))
 
 
 async def export(store: Store, version: Version, directory: Path) -> Path:
