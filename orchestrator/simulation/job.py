@@ -142,5 +142,5 @@ def _prompts(scenario: Scenario) -> PromptSource:
     count = scenario.epoch_steps * scenario.prompts_per_step
     head = list(range(scenario.head_tokens))
     own = rng.integers(1000, 30_000, (count, scenario.prompt_tokens)).tolist()
-    rows = [Row(i, f"simulated.jsonl:{i + 1}", "", "simulated", {}) for i in range(count)]
+    rows = [Row(i, f"simulated.jsonl:{i + 1}", "simulated", b"{}") for i in range(count)]
     return PromptSource(Tokenized(rows, [head + tokens for tokens in own], []), NOTHING, shuffle=True)

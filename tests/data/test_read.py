@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ GOOD = b'{"prompt": "a"}\n'
         (GOOD + b'{"prompt": [{"role": "user"}]}\n', ":2: field 'prompt[0].content' is missing or null"),
         (GOOD + b'{"prompt": [{"content": "a"}]}\n', ":2: field 'prompt[0].role' is missing or null"),
         (GOOD + b'{"prompt": "a", "data_source": 3}\n', ":2: field 'data_source' is 3; want a name"),
+        (GOOD + b'{"prompt": "a\\ud800"}\n', ":2: holds half of a surrogate pair"),
         (b"\n", ": has no rows; want at least one prompt"),
     ],
 )  # fmt: skip
@@ -146,7 +148,7 @@ def test_over_long_prompts_are_counted_and_named_never_cut(tmp_path: Path) -> No
 
     kept = tokenize(rows, encode, max_prompt_length=9, over_long="drop")
     assert [row.prompt_id for row in kept.rows] == [0, 1, 2]
-    assert [len(ids) for ids in kept.tokens] == [3, 9, 2]
+    assert [list(ids) for ids in kept.tokens] == [[ord("x")] * n for n in (3, 9, 2)]
     assert kept.describe_dropped() == f"1 of 4 prompts are over the length limit: {path}:4 (12 tokens)"
     assert tokenize(rows, encode, max_prompt_length=12).describe_dropped() == ""
     with pytest.raises(DataError) as error:
@@ -169,3 +171,16 @@ def test_what_the_tokenizer_refuses_is_named_by_its_row(tmp_path: Path) -> None:
         tokenize(rows, refuse, max_prompt_length=9)
     with pytest.raises(DataError, match=r"d.jsonl:1: the prompt has no tokens"):
         tokenize(rows, lambda _: [], max_prompt_length=9)
+
+
+def test_a_large_data_set_is_small_in_memory(tmp_path: Path) -> None:
+    """20,000 prompts of 100 tokens and 1 KB: little more than their text and four bytes a token."""
+    path = write(tmp_path / "d.jsonl", [{"prompt": f"p{i}", "answer": "x" * 1000} for i in range(20_000)])
+    tracemalloc.start()
+    try:
+        kept = tokenize(read_rows(path), lambda _: [100_000 + i for i in range(100)], max_prompt_length=100)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(kept.rows) == 20_000
+    assert used < 1.7 * (path.stat().st_size + 20_000 * 100 * 4)
