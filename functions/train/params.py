@@ -177,6 +177,8 @@ class TrainParams:
             raise ValueError("score.overlong_buffer: wants max_response_length")
         if self.aggregation == "seq-mean-token-sum-norm" and self.norm is None:
             raise ValueError("aggregation: seq-mean-token-sum-norm wants aggregation_norm or max_response_length")
+        if self.objective == "value" and self.lora is not None:
+            raise ValueError("lora: adapters are for the policy objective; a critic's head has to be trained whole")
         if self.objective == "value" and self.advantage != "gae":
             raise ValueError(f"objective 'value' wants advantage 'gae', got {self.advantage!r}")
         if self.cost is not None and self.advantage != "gae":

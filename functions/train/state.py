@@ -13,12 +13,13 @@ from transformers import PreTrainedModel
 
 from functions.forward import Head, output_head
 from functions.function import Context, FatalError
+from functions.lora import adapter_tensors, add_adapters, load_adapters
 from functions.models import checkpoint_tensors, load_causal_lm, load_critic
 from functions.train.optimizer import MASTER, Optimizer
 from functions.train.params import LoraParams, TrainParams
-from functions.weights.manifest import Manifest, label, read_manifest
+from functions.weights.manifest import Adapter, Manifest, label, read_manifest
 from functions.weights.materialize import materialize
-from functions.weights.store import fetch_state, publish
+from functions.weights.store import fetch, fetch_state, publish
 from functions.wire import Version
 
 
@@ -40,6 +41,8 @@ class TrainState:
     """A version of a model in memory, ready to be improved in place."""
 
     version: Version
+    base: Version
+    """The version whose whole weights are in `model`: the adapters' base, else `version` as it was loaded."""
     structure: Structure
     model: PreTrainedModel
     head: Head | None
@@ -53,10 +56,17 @@ def load(version: Version, params: TrainParams, context: Context, device: torch.
     manifest = read_manifest(context.exchange, version)
     directory = Path(context.scratch) / "train"
     shutil.rmtree(directory, ignore_errors=True)
-    materialize(context.exchange, version, directory)
+    base = _base(manifest, params)
+    materialize(context.exchange, base, directory)
+    frozen_dtype = torch.bfloat16 if params.lora is not None and params.dtype == "bfloat16" else torch.float32
     try:
-        model = (load_causal_lm if params.objective == "policy" else load_critic)(directory, device=str(device))
+        load_model = load_causal_lm if params.objective == "policy" else load_critic
+        model = load_model(directory, dtype=frozen_dtype, device=str(device))
         head = output_head(model) if params.objective == "policy" else None
+        if params.lora is not None:
+            add_adapters(model, rank=params.lora.rank, alpha=params.lora.alpha, targets=params.lora.targets)
+            if manifest.adapter is not None:
+                load_adapters(model, fetch(context.exchange, version))
     except ValueError as error:
         raise FatalError(f"weights {label(version)}: {error}") from error
     finally:
@@ -72,7 +82,20 @@ def load(version: Version, params: TrainParams, context: Context, device: torch.
         optimizer = Optimizer(named, state, int(trainer.get("optimizer_steps", 0)))
     except KeyError as error:
         raise FatalError(f"weights {label(version)}: its optimizer state lacks {error}") from error
-    return TrainState(version, Structure.of(params), model, head, optimizer, dict(trainer.get("carry", {})))
+    return TrainState(version, base, Structure.of(params), model, head, optimizer, dict(trainer.get("carry", {})))
+
+
+def _base(manifest: Manifest, params: TrainParams) -> Version:
+    """The version whose whole weights are loaded: an adapter's base where adapters are trained on."""
+    if manifest.adapter is None or params.lora is None:
+        return manifest.version
+    have, want = manifest.adapter, params.lora
+    if (have.rank, have.alpha, have.targets) != (want.rank, want.alpha, want.targets):
+        raise FatalError(
+            f"weights {label(manifest.version)}: its adapters have rank {have.rank}, alpha {have.alpha}, targets "
+            f"{list(have.targets)}; params.lora wants {want.rank}, {want.alpha}, {list(want.targets)}"
+        )
+    return have.base
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -83,9 +106,9 @@ def publish_state(
     state: TrainState, version: Version, carry: dict[str, float], result: dict[str, Any], context: Context
 ) -> Manifest:
     """Weights, optimizer state and `result` (what a repeated call answers) as `version`, under one manifest."""
-    tensors = checkpoint_tensors(state.model)
-    moments = state.optimizer.state()
-    if state.structure.dtype == "bfloat16":
+    lora, moments = state.structure.lora, state.optimizer.state()
+    tensors = checkpoint_tensors(state.model) if lora is None else adapter_tensors(state.model)
+    if state.structure.dtype == "bfloat16" and lora is None:
         moments |= {MASTER + name: parameter.detach() for name, parameter in state.optimizer.named.items()}
         tensors = {name: _rounded(tensor) for name, tensor in tensors.items()}
     return publish(
@@ -96,6 +119,7 @@ def publish_state(
         trainer={"optimizer_steps": state.optimizer.steps, "carry": carry} | result,
         model_files=None,
         parent=state.version,
+        adapter=None if lora is None else Adapter(state.base, lora.rank, lora.alpha, lora.targets),
     )
 
 

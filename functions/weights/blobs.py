@@ -7,7 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from functions.exchange.base import Corrupt, Exchange, NotFound, checksum
-from functions.weights.manifest import ITEM_BYTES, Manifest, Piece, TensorEntry, label, manifest_key, read_manifest
+from functions.weights.manifest import (
+    ITEM_BYTES,
+    Adapter,
+    Manifest,
+    Piece,
+    TensorEntry,
+    label,
+    manifest_key,
+    read_manifest,
+)
 from functions.wire import Json, Ref, Version
 
 SHARD_BYTES = 256 * 2**20
@@ -33,6 +42,7 @@ def publish_blobs(
     trainer: Json,
     files: Mapping[str, Ref],
     parent: Version | None,
+    adapter: Adapter | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Manifest:
     """Writes the data, then the manifest with a conditional put. Returns the manifest that counts.
@@ -47,7 +57,13 @@ def publish_blobs(
     with ThreadPoolExecutor(_TRANSFERS) as pool:
         list(pool.map(lambda item: store.put(*item), shards.values.items()))
     manifest = Manifest(
-        version, parent, shards.located(entries["tensors"]), shards.located(entries["state"]), trainer, dict(files)
+        version=version,
+        parent=parent,
+        tensors=shards.located(entries["tensors"]),
+        state=shards.located(entries["state"]),
+        trainer=trainer,
+        files=dict(files),
+        adapter=adapter,
     )
     if store.put_if_absent(manifest_key(version), manifest.encode()) is not None:
         return manifest

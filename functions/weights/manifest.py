@@ -64,6 +64,23 @@ class TensorEntry:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """Low-rank adapters on top of the full version `base`: W + (alpha / rank) B A for each pair of tensors."""
+
+    base: Version
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+
+    def to_json(self) -> Json:
+        return {"base": self.base.to_json(), "rank": self.rank, "alpha": self.alpha, "targets": list(self.targets)}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Adapter:
+        return cls(Version.from_json(value["base"]), value["rank"], value["alpha"], tuple(value["targets"]))
+
+
+@dataclass(frozen=True)
 class Manifest:
     """`state` is the optimizer's, `trainer` the rest of what training resumes from (step count and the like)."""
 
@@ -74,7 +91,8 @@ class Manifest:
     trainer: Json = field(default_factory=dict)
     files: Mapping[str, Ref] = field(default_factory=dict)
     """Files of the model directory beside the weights (config.json, tokenizer.json, ...), by name."""
-    kind: str = "full"
+    adapter: Adapter | None = None
+    """Where there is one, `tensors` are adapters alone (kind "lora"); else they are the whole model (kind "full")."""
 
     @property
     def size_bytes(self) -> int:
@@ -82,13 +100,14 @@ class Manifest:
         return sum(entry.size_bytes for entry in self.tensors)
 
     def keys(self) -> set[str]:
-        """Every key this version needs, the manifest's own included."""
+        """Every key that this version names, the manifest's own included (an adapter's base has its own)."""
         pieces = {p.key for entry in (*self.tensors, *self.state) for p in entry.pieces}
         return pieces | {ref.key for ref in self.files.values()} | {manifest_key(self.version)}
 
     def encode(self) -> bytes:
         value = {
-            "kind": self.kind,
+            "kind": "full" if self.adapter is None else "lora",
+            "adapter": None if self.adapter is None else self.adapter.to_json(),
             "version": self.version.to_json(),
             "parent": None if self.parent is None else self.parent.to_json(),
             "tensors": [entry.to_json() for entry in self.tensors],
@@ -103,8 +122,8 @@ class Manifest:
         """Raises WireError for bytes that are no manifest of a kind known here."""
         try:
             value = json.loads(data)
-            if value["kind"] != "full":
-                raise WireError(f"a version of kind {value['kind']!r} cannot be read here (known: 'full')")
+            if value["kind"] not in ("full", "lora"):
+                raise WireError(f"a version of kind {value['kind']!r} cannot be read here (known: full, lora)")
             return cls(
                 version=Version.from_json(value["version"]),
                 parent=None if value["parent"] is None else Version.from_json(value["parent"]),
@@ -112,7 +131,7 @@ class Manifest:
                 state=tuple(TensorEntry.from_json(e) for e in value["state"]),
                 trainer=value["trainer"],
                 files={name: Ref.from_json(ref) for name, ref in value["files"].items()},
-                kind=value["kind"],
+                adapter=None if value["adapter"] is None else Adapter.from_json(value["adapter"]),
             )
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise WireError(f"not a manifest: {error!r}") from error
@@ -151,7 +170,9 @@ def keep_only(exchange: Exchange, model: str, versions: Iterable[Version]) -> in
     kept = list(versions)
     if not kept:
         return 0
-    needed = set[str]().union(*(read_manifest(exchange, version).keys() for version in kept))
+    manifests = [read_manifest(exchange, version) for version in kept]
+    manifests += [read_manifest(exchange, m.adapter.base) for m in manifests if m.adapter is not None]
+    needed = set[str]().union(*(manifest.keys() for manifest in manifests))
     newest, store, root, gone = max(v.number for v in kept), exchange.durable, f"weights/{model}/", 0
     keys = [k for k in store.list(root) if k not in needed and _number(k.removeprefix(root)) <= newest]
     for key in sorted(keys, key=lambda k: not k.endswith("/manifest.json")):

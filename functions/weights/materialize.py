@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from functions.exchange.base import Exchange
+from functions.weights.adapters import Bytes, merger
 from functions.weights.blobs import read_blobs
 from functions.weights.files import encode_header
 from functions.weights.manifest import Manifest, TensorEntry, read_manifest
@@ -18,9 +19,13 @@ FILE_BYTES = 4 * 2**30
 def materialize(exchange: Exchange, version: Version, directory: Path) -> Path:
     """Writes the version's files and weights into `directory` (created), and returns it.
 
-    Raises NotFound for a version that was not published, Corrupt for one whose bytes were altered.
+    The adapters of a LoRA version are merged into the weights of its base (in float32, then rounded to the base's
+    dtype). Raises NotFound for a version that was not published, Corrupt for one whose bytes were altered.
     """
-    manifest = read_manifest(exchange, version)
+    manifest, change = read_manifest(exchange, version), _nothing
+    if manifest.adapter is not None:
+        change = merger(exchange, manifest, manifest.adapter)
+        manifest = read_manifest(exchange, manifest.adapter.base)
     directory.mkdir(parents=True, exist_ok=True)
     for name, ref in manifest.files.items():
         (directory / name).write_bytes(exchange.durable.get(ref))
@@ -42,8 +47,12 @@ def materialize(exchange: Exchange, version: Version, directory: Path) -> Path:
                 at += entry.size_bytes
             for entry, data in read_blobs(exchange, manifest, group):
                 file.seek(begin[entry.name])
-                file.write(data)
+                file.write(change(entry, data))
     return directory
+
+
+def _nothing(_: TensorEntry, data: Bytes) -> Bytes:
+    return data
 
 
 def _files(manifest: Manifest) -> list[list[TensorEntry]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from functions.exchange.base import Exchange
 from functions.weights.base import put_files
 from functions.weights.blobs import Blob, publish_blobs, read_blobs
-from functions.weights.manifest import Manifest, TensorEntry, label, read_manifest
+from functions.weights.manifest import Adapter, Manifest, TensorEntry, label, read_manifest
 from functions.wire import Json, Version
 
 _DTYPES = {
@@ -31,8 +31,10 @@ def publish(
     trainer: Json,
     model_files: Mapping[str, bytes] | None,
     parent: Version | None,
+    adapter: Adapter | None = None,
 ) -> Manifest:
-    """Publishes a full version: weights, the optimizer's `state` and the `trainer`'s JSON under one manifest.
+    """Publishes a version: weights (with `adapter`: the adapters alone), the optimizer's `state` and the `trainer`'s
+    JSON under one manifest.
 
     The data goes first, the manifest last, with a conditional put: of several publishers of one version one wins, and
     all return the winner's manifest. `model_files` (config.json, tokenizer.json, ...) None takes over the parent's.
@@ -52,11 +54,13 @@ def publish(
         trainer=trainer,
         files=files,
         parent=parent,
+        adapter=adapter,
     )
 
 
 def fetch(exchange: Exchange, version: Version, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """The weights (those of `names`, else all) on the CPU, hashes checked; only their bytes are read.
+    """The version's own tensors (those of `names`, else all; of a LoRA version the adapters) on the CPU, hashes
+    checked; only their bytes are read.
 
     Raises NotFound for a version not published, Corrupt naming version and tensor for altered bytes, KeyError for a
     name that the version lacks.
