@@ -22,7 +22,12 @@ from orchestrator.session import Run, train
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given, more = parser.parse_known_args(arguments)
+    if not hasattr(given, "overrides") or any(word.startswith("-") for word in more):
+        given = parser.parse_args(arguments)  # says what is wrong
+    else:
+        given.overrides += more  # overrides may follow options, where argparse does not look for them
     try:
         code: int = given.command(given) or 0
     except OrchestratorError as error:

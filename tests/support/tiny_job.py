@@ -120,15 +120,14 @@ class Background:
             arguments(*words), env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 90) -> bool:
-        """True when the condition holds; False when the process ends before that."""
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 200) -> None:
+        """Returns when the condition holds; fails with the process's output when it ends before that."""
         give_up_s = time.monotonic() + timeout_s
         while not condition():
-            if self.process.poll() is not None:
-                return condition()
+            if self.process.poll() is not None and not condition():
+                raise AssertionError(f"ended too early: {self.process.communicate()[0]}")
             assert time.monotonic() < give_up_s, "the awaited condition never came"
             time.sleep(0.005)
-        return True
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
