@@ -123,6 +123,7 @@ class RewardFunction:
         prompts, responses = batch.prompts.rows(), batch.responses.rows()
         prompt_texts = tokenizer.decode_batch([p.tolist() for p in prompts], skip_special_tokens=False)
         texts = tokenizer.decode_batch([r.tolist() for r in responses], skip_special_tokens=True)
+        whole = tokenizer.decode_batch([r.tolist() for r in responses], skip_special_tokens=False)
         items = []
         for i, (group, index, prompt) in enumerate(
             zip(batch.group.tolist(), batch.index.tolist(), batch.prompt.tolist(), strict=True)
@@ -130,7 +131,8 @@ class RewardFunction:
             if str(group) not in rows:
                 raise FatalError(f"the rows of call {call.id} lack group {group}")
             row = rows[str(group)]
-            items.append(Item(group, index, prompt_texts[prompt], texts[i], row, prompts[prompt], responses[i]))
+            before = prompt_texts[prompt]
+            items.append(Item(group, index, before, texts[i], before + whole[i], row, prompts[prompt], responses[i]))
         return items
 
     def _tokenizer(self, manifest: Manifest, context: Context) -> Tokenizer:

@@ -17,7 +17,8 @@ from functions.reward.scorer import Failed, Item, Scored, checked
 
 @dataclass(frozen=True)
 class RewardModel:
-    """`tokenizer` is the model's own where it is not the policy's: the text is then encoded anew, as it stands."""
+    """`tokenizer` is the model's own where it is not the policy's: the text is then encoded anew, as it stands (special
+    tokens by their names)."""
 
     name: str
     model: PreTrainedModel
@@ -36,7 +37,7 @@ class RewardModel:
     def _tokens(self, item: Item) -> npt.NDArray[np.int32]:
         if self.tokenizer is None:
             return np.concatenate((item.prompt_tokens, item.response_tokens))
-        return np.array(self.tokenizer.encode(item.prompt + item.response, add_special_tokens=False).ids, np.int32)
+        return np.array(self.tokenizer.encode(item.text, add_special_tokens=False).ids, np.int32)
 
     @torch.inference_mode()
     def _forward(self, rows: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.float64]:

@@ -32,7 +32,7 @@ class Remote:
         self.tick()
         labels = [_label(item) for item in items]
         query = {
-            "query": [item.prompt + item.response for item in items],
+            "query": [item.text for item in items],
             "prompts": [item.prompt for item in items],
             "labels": labels,
         }

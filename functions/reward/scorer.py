@@ -23,6 +23,8 @@ class Item:
     """With its special tokens."""
     response: str
     """Without special tokens."""
+    text: str
+    """Prompt and response, with special tokens."""
     row: Mapping[str, Any]
     """The data set's row that the prompt came from."""
     prompt_tokens: npt.NDArray[np.int32]

@@ -153,6 +153,13 @@ class LocalPlatform:
             for r in self._lives
         ]
 
+    def processes(self) -> dict[str, list[int]]:
+        """Pids of the replicas that exist, by function."""
+        return {
+            name: [r.process.pid for r in deployed.replicas if r.process is not None]
+            for name, deployed in self._functions.items()
+        }
+
     async def close(self) -> None:
         if self._closed:
             return

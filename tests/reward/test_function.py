@@ -294,7 +294,7 @@ def test_remote_scorer_in_openrlhf_form(bench: Bench, remote: Remote) -> None:
     assert scores["length"][1, 1] == 4.0
     [query] = remote.queries
     assert query == {
-        "query": ["0?4", "0?5", "1?9", "1? 9 "],
+        "query": ["0?4<end>", "0?5<end>", "1?9<end>", "1? 9 <end>"],
         "prompts": ["0?", "0?", "1?", "1?"],
         "labels": ["4", "4", "9", "9"],
     }
