@@ -52,7 +52,7 @@ class Limits:
 
 
 class Invoker:
-    """Calls functions of one platform. `seed` fixes the jitter of the pauses."""
+    """Calls functions of one platform. `seed` fixes the jitter of the pauses; `note` is told of every retry."""
 
     def __init__(
         self,
@@ -61,8 +61,9 @@ class Invoker:
         retry: RetryPolicy = RetryPolicy(),
         limits: Limits = Limits(),
         seed: int = 0,
+        note: Callable[[str], None] = lambda _message: None,
     ) -> None:
-        self.platform, self.retry, self.limits, self.seed = platform, retry, limits, seed
+        self.platform, self.retry, self.limits, self.seed, self.note = platform, retry, limits, seed, note
 
     async def invoke(
         self, function: str, call: Call, *, observe: Callable[[CallObservation], None] = lambda _observation: None
@@ -101,7 +102,9 @@ class Invoker:
             failures = 1 if len(seen) > known else failures + 1
             if failures >= self.retry.attempts:
                 raise CallFailed(f"{function}, call {call.id}: failed {failures} times, at last: {reason}")
-            await asyncio.sleep(self.retry.pause_s(failures, dice.random()))
+            pause_s = self.retry.pause_s(failures, dice.random())
+            self.note(f"{function}, call {call.id}: tried again in {pause_s:.1f} s: {reason}")
+            await asyncio.sleep(pause_s)
 
     async def _attempt(self, function: str, call: Call) -> AsyncGenerator[Event, None]:
         """The events of one attempt. Raises CallLost also when it stays silent for too long."""

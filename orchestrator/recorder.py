@@ -17,6 +17,7 @@ from functions.wire import Json
 from orchestrator.config import JobConfig
 from orchestrator.dataflow import Report
 from orchestrator.errors import RunError
+from orchestrator.events import EventLog
 from orchestrator.fleet import Fleet
 from orchestrator.journal import Record
 from orchestrator.ledger import Books, Ledger, total
@@ -32,6 +33,9 @@ from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
 VIEW_EVERY_S = 0.25
 REWARD = "critic/score/mean"
 VALIDATION = "val-core/"
+FOLLOWED = (REWARD, "response_length/mean", "actor/ppo_kl", "actor/grad_norm", "perf/throughput", "timing_s/step")
+"""What a `step` event tells of the step's metrics; metrics.jsonl has them all."""
+FIRST_FAILURES = 8
 
 
 class Recorder:
@@ -39,10 +43,10 @@ class Recorder:
 
     def __init__(
         self, job: JobConfig, path: Path, store: Store, records: Sequence[Record], platform: Platform,
-        specs: Sequence[FunctionSpec], view: View,
+        specs: Sequence[FunctionSpec], view: View, events: EventLog,
     ) -> None:  # fmt: skip
         self._job, self._path, self._store, self._records = job, path, store, records
-        self._platform, self._specs, self._view = platform, specs, view
+        self._platform, self._specs, self._view, self._events = platform, specs, view, events
         self._begun_s = asyncio.get_running_loop().time()
         self._begun_step = len(records)
         committed = [(record.step, metrics_of(record)) for record in records]
@@ -51,6 +55,9 @@ class Recorder:
             self._sinks.append(TensorBoard(path / "tensorboard", committed))
         self._ledger = Ledger(path / "cost.json", specs, next_step=len(records), now_s=self._begun_s)
         self._trace = Trace(path / "trace.json", now_s=self._begun_s, unix_s=time.time())
+        events.append("started", {"execution": events.executions + 1, "step": len(records) - 1, "steps": job.steps})
+        for record in records:
+            self._tell(record)
 
     def books(self) -> Books:
         """The job's cost until now, as written to cost.json."""
@@ -71,6 +78,9 @@ class Recorder:
         """A step is in the journal: metrics, cost and trace follow it."""
         now_s, usage = asyncio.get_running_loop().time(), self._platform.usage()
         step = result.record.step
+        self._tell(result.record)
+        if failed := result.report.failed:
+            self._events.tell("sample_failures", step, {"count": len(failed), "first": failed[:FIRST_FAILURES]})
         self._ledger.close_step(step, usage, now_s)
         for sink in self._sinks:
             sink.write(step, metrics_of(result.record))
@@ -85,6 +95,18 @@ class Recorder:
         ]
         self._trace.write(spans, usage, now_s)
         self._view.committed(self.snapshot(fleet))
+
+    def note(self, message: str) -> None:
+        """One line worth knowing: a retry, something that was given up."""
+        self._events.append("note", {"message": message})
+
+    def _tell(self, record: Record) -> None:
+        metrics = metrics_of(record)
+        if validation := {name: value for name, value in metrics.items() if name.startswith(VALIDATION)}:
+            self._events.tell("validation", record.step, {"metrics": validation})
+        followed = {name: metrics[name] for name in FOLLOWED if name in metrics}
+        cost_usd, versions = record.observed["cost_usd"], record.pointers["versions"]
+        self._events.tell("step", record.step, {"metrics": followed, "cost_usd": cost_usd, "versions": versions})
 
     @asynccontextmanager
     async def watching(self, fleet: Fleet) -> AsyncIterator[None]:
@@ -105,8 +127,15 @@ class Recorder:
             self._view.close()
 
     async def _watch(self, fleet: Fleet) -> None:
+        shown: Json = {}
         while True:
-            self._view.changed(self.snapshot(fleet))
+            snapshot = self.snapshot(fleet)
+            self._view.changed(snapshot)
+            replicas = {name: exist for name, (exist, _) in snapshot.replicas.items()}
+            now: Json = {"step": len(self._records), "stages": list(snapshot.stages), "replicas": replicas}
+            if now != shown:
+                self._events.append("stage", now)
+                shown = now
             await asyncio.sleep(VIEW_EVERY_S)
 
     def snapshot(self, fleet: Fleet) -> Snapshot:

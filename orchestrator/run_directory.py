@@ -4,7 +4,8 @@ run.json       format and how the job was started     trace.json    opens in Per
 job.toml       the resolved job                       samples/      prompt, response, reward of each step
 journal/       the committed history                  model/        the final policy, for transformers
 metrics.jsonl  one line a step                        tensorboard/  event files
-cost.json      replica-seconds and dollars            lock          held while an orchestrator works
+cost.json      replica-seconds and dollars            events.jsonl  what happened, one line an event
+lock           held while an orchestrator works
 """
 
 from __future__ import annotations

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from functions.exchange.base import Exchange, ExchangeError, check_key
 from functions.exchange.open import open_exchange
 from orchestrator.config import JobConfig
-from orchestrator.errors import ConfigError, OrchestratorError, RunError, Stopped
+from orchestrator.errors import ConfigError, RunError, Stopped
+from orchestrator.events import EventLog, first_failure, open_events
 from orchestrator.fleet import Fleet
 from orchestrator.invoke import Invoker, Limits, RetryPolicy
 from orchestrator.journal import Journal
@@ -64,46 +64,51 @@ async def execute(run: Run, view: View) -> Path:
 
     Raises OrchestratorError (one line). Whatever happens, functions go to zero before it returns.
     """
+    with run.directory.lock(), open_events(run.directory.path) as events:
+        return await _execute(run, view, events)
+
+
+async def _execute(run: Run, view: View, events: EventLog) -> Path:
     job, path = run.job, run.directory.path
     recipe = find_recipe(job.recipe)
     settings = train_settings(job, recipe)
     source = PromptSource.load(job)
     specs = function_specs(job, recipe)
-    with run.directory.lock():
-        store = Store(run.open_exchange(), patience_s=job.limits.store_s)
-        epoch = await take_lease(store.durable, f"{os.uname().nodename} {os.getpid()}")
-        journal = await Journal.open(store.durable)
-        platform = LocalPlatform(*run.exchange, log_dir=path / "logs", warm_parent=job.platform.warm_parent)
-        recorder = Recorder(job, path, store, journal.records, platform, specs, view)
-        invoker = Invoker(
-            platform,
-            retry=RetryPolicy(attempts=job.limits.attempts),
-            limits=Limits(heartbeat_s=job.limits.heartbeat_s),
-            seed=job.seed,
-        )
-        fleet = Fleet(platform, invoker)
-        loop = Loop(
-            job=job,
-            recipe=recipe,
-            prompts=source,
-            store=store,
-            journal=journal,
-            fleet=fleet,
-            planner=StaticPlanner(keep_warm=job.planner.keep_warm),
-            epoch=epoch,
-            limits=function_limits(job, specs),
-            settings=settings,
-            cost_usd=lambda: recorder.books().usd,
-            on_report=recorder.keep_samples,
-            on_commit=lambda result: recorder.committed(result, fleet),
-        )
-        async with recorder.watching(fleet):
-            try:
-                await platform.deploy(specs)
-                await loop.run()
-            finally:
-                await platform.close()
-        return await export(store, journal.records[-1].versions["actor"], path / "model")
+    store = Store(run.open_exchange(), patience_s=job.limits.store_s)
+    epoch = await take_lease(store.durable, f"{os.uname().nodename} {os.getpid()}")
+    journal = await Journal.open(store.durable)
+    platform = LocalPlatform(*run.exchange, log_dir=path / "logs", warm_parent=job.platform.warm_parent)
+    recorder = Recorder(job, path, store, journal.records, platform, specs, view, events)
+    invoker = Invoker(
+        platform,
+        retry=RetryPolicy(attempts=job.limits.attempts),
+        limits=Limits(heartbeat_s=job.limits.heartbeat_s),
+        seed=job.seed,
+        note=recorder.note,
+    )
+    fleet = Fleet(platform, invoker)
+    loop = Loop(
+        job=job,
+        recipe=recipe,
+        prompts=source,
+        store=store,
+        journal=journal,
+        fleet=fleet,
+        planner=StaticPlanner(keep_warm=job.planner.keep_warm),
+        epoch=epoch,
+        limits=function_limits(job, specs),
+        settings=settings,
+        cost_usd=lambda: recorder.books().usd,
+        on_report=recorder.keep_samples,
+        on_commit=lambda result: recorder.committed(result, fleet),
+    )
+    async with recorder.watching(fleet):
+        try:
+            await platform.deploy(specs)
+            await loop.run()
+        finally:
+            await platform.close()
+    return await export(store, journal.records[-1].versions["actor"], path / "model")
 
 
 def train(run: Run, view: View) -> Path:
@@ -122,17 +127,3 @@ def train(run: Run, view: View) -> Path:
             raise first_failure(group) from None
 
     return asyncio.run(main())
-
-
-def first_failure(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure that ended a task group: the first one in it that a user can read, else the first."""
-    leaves = list(_leaves(group))
-    return next((e for e in leaves if isinstance(e, OrchestratorError)), leaves[0])
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error

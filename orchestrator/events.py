@@ -1,0 +1,159 @@
+"""`events.jsonl`: what happened to a run, one JSON line an event; the job API replays it.
+
+    {"id": 7, "time": 1763728800.123, "type": "step", "data": {"step": 3, "cost_usd": 0.0042, ...}}
+
+Ids count from 1 and are the line numbers, over all executions of the run. The holder of the run's lock writes; anyone
+reads. Step and validation events follow the journal: what a killed execution had committed and not yet told is told by
+the next one, and nothing is told twice.
+
+type              data
+started           execution (1 for the first), step (the last committed; -1: none), steps
+stage             step (the one at work), stages (functions at work now), replicas {function: how many exist}
+step              step, metrics (the few that a person follows), cost_usd (of the job until then), versions
+validation        step, metrics (val-core/...)
+sample_failures   step, count, first (of what scorers said: group, index, message)
+note              message
+finished          model (directory)
+failed            message
+cancelled         message
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from functions.wire import Json
+from orchestrator.errors import OrchestratorError, RunError
+
+FILE = "events.jsonl"
+EventType = Literal[
+    "started", "stage", "step", "validation", "sample_failures", "note", "finished", "failed", "cancelled"
+]
+EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
+END_TYPES: frozenset[EventType] = frozenset({"finished", "failed", "cancelled"})
+"""After one of these the execution is over; `started` may follow."""
+
+
+@dataclass(frozen=True)
+class Event:
+    id: int
+    time: float
+    """Unix seconds."""
+    type: EventType
+    data: Json
+
+    def encode(self) -> bytes:
+        value = {"id": self.id, "time": round(self.time, 3), "type": self.type, "data": self.data}
+        return json.dumps(value, allow_nan=False).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> Event:
+        """Raises ValueError for what is no event."""
+        try:
+            value = json.loads(line)
+            event = cls(int(value["id"]), float(value["time"]), value["type"], dict(value["data"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"not an event ({error!r})") from error
+        if event.type not in EVENT_TYPES:
+            raise ValueError(f"not an event (type {event.type!r})")
+        return event
+
+
+def read_events(path: Path, *, start: int = 0) -> tuple[list[Event], int]:
+    """The whole events from byte `start` on, and the byte after them; a line that is being written is left out.
+
+    Raises RunError for a file that holds something else.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            data = file.read()
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+    whole = data[: data.rfind(b"\n") + 1]
+    try:
+        return [Event.decode(line) for line in whole.splitlines()], start + len(whole)
+    except ValueError as error:
+        raise RunError(f"{path}: {error}; move it away, the next `resume` writes it anew from the journal") from error
+
+
+class EventLog:
+    """The log of a run, opened by the one execution that holds the run's lock."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+        events, end = read_events(self._path)
+        self.executions = sum(event.type == "started" for event in events)
+        self._told = {(event.type, event.data["step"]) for event in events if "step" in event.data}
+        self._next = events[-1].id + 1 if events else 1
+        try:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.ftruncate(self._file, end)  # half a line of an execution that was killed while it wrote
+        except OSError as error:
+            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
+
+    def append(self, kind: EventType, data: Json) -> Event:
+        """Writes one event. Raises RunError where it cannot be written."""
+        event = Event(self._next, time.time(), kind, data)
+        line = event.encode()
+        try:
+            written = os.write(self._file, line)
+        except OSError as error:
+            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
+        if written < len(line):
+            raise RunError(f"{self._path}: cannot be written: the disk is full")
+        self._next += 1
+        return event
+
+    def tell(self, kind: EventType, step: int, data: Json) -> None:
+        """Writes an event of a step, unless this kind was told of this step before."""
+        if (kind, step) not in self._told:
+            self._told.add((kind, step))
+            self.append(kind, {"step": step, **data})
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+@contextmanager
+def open_events(directory: Path) -> Iterator[EventLog]:
+    """The log of an execution; how the execution ended, if not by SIGKILL, is its last event."""
+    log = EventLog(directory)
+    try:
+        yield log
+    except asyncio.CancelledError:
+        log.append("cancelled", {"message": "stopped; what is committed stays, and `resume` goes on from it"})
+        raise
+    except BaseException as error:
+        failure = first_failure(error)
+        known = isinstance(failure, OrchestratorError)
+        log.append("failed", {"message": str(failure) if known else f"{type(failure).__name__}: {failure}"})
+        raise
+    else:
+        log.append("finished", {"model": "model"})
+    finally:
+        log.close()
+
+
+def first_failure(error: BaseException) -> BaseException:
+    """The failure that ended a task group: the first one in it that a user can read, else the first."""
+    leaves = list(_leaves(error))
+    return next((e for e in leaves if isinstance(e, OrchestratorError)), leaves[0])
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
