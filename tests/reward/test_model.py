@@ -36,9 +36,11 @@ def reward_model(directory: Path, words: list[str]) -> LlamaForSequenceClassific
     torch.manual_seed(7)
     config = LlamaConfig(
         vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, num_labels=1, pad_token_id=None, initializer_range=1.0,
+        num_key_value_heads=1, max_position_embeddings=64, pad_token_id=None, initializer_range=1.0,
     )  # fmt: skip
-    model = LlamaForSequenceClassification(config).eval()  # type: ignore[no-untyped-call]
+    config.num_labels = 1
+    model: LlamaForSequenceClassification = LlamaForSequenceClassification(config)  # type: ignore[no-untyped-call]
+    model.eval()
     model.save_pretrained(directory)
     (directory / "tokenizer.json").write_text(tokenizer(words).to_str())
     return model

@@ -26,15 +26,18 @@ FUNCTIONS = Path(__file__).with_name("functions_for_tests.py")
 class Served:
     """A server process, started as a container starts it."""
 
-    def __init__(self, root: Path, kind: str, *arguments: str, **env: str) -> None:
+    def __init__(self, root: Path, kind: str, *arguments: str, stuck_s: float | None = None, **env: str) -> None:
         self.exchange = DirectoryExchange(str(root / "exchange" / "job"))
         self.socket = str(root / f"{len(list(root.glob('*.sock')))}.sock")
         self.kind = f"{FUNCTIONS}:{kind}" if kind in ("Count", "Fails", "NeedsName") else kind
         self.log = root / f"{Path(self.socket).stem}.log"
+        program = ["-m", "functions.server"]
+        if stuck_s is not None:
+            program = ["-c", f"import functions.server as s; s.STUCK_S = {stuck_s}; s.main()"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
-                    sys.executable, "-m", "functions.server", "--kind", self.kind, "--exchange", str(root / "exchange"),
+                    sys.executable, *program, "--kind", self.kind, "--exchange", str(root / "exchange"),
                     "--job", "job", "--name", "replica", "--uds", self.socket, "--heartbeat-s", "0.1", *arguments,
                 ],
                 env={**os.environ, **env}, stdout=log, stderr=log,
@@ -84,11 +87,10 @@ class Serve:
         self.root = root
         self.all: list[Served] = []
 
-    def __call__(self, kind: str = "Count", *arguments: str, ready: bool = True, **env: str) -> Served:
-        served = Served(self.root, kind, *arguments, **env)
+    def __call__(self, kind: str = "Count", *arguments: str, stuck_s: float | None = None, **env: str) -> Served:
+        served = Served(self.root, kind, *arguments, stuck_s=stuck_s, **env)
         self.all.append(served)
-        if ready:
-            served.wait_ready()
+        served.wait_ready()
         return served
 
 

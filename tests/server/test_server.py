@@ -176,6 +176,14 @@ def test_a_deadline_ends_a_call_with_a_retryable_error(serve: Serve) -> None:
     assert kinds(served.call(Call("c2", "fatal"))) == ["started", "error"]  # it waits for the stubborn one
 
 
+def test_a_call_that_goes_on_long_after_its_deadline_ends_the_process(serve: Serve) -> None:
+    served = serve("Fails", stuck_s=0.3)
+    events = served.call(Call("c1", "stubborn", params={"seconds": 60}, deadline_s=0.2))
+    assert events[-1].data["kind"] == "retryable"
+    assert served.process.wait(20) == 70
+    assert served.log.read_text().splitlines()[-1] == "call c1 goes on 0.3 s after it was cancelled: exit"
+
+
 def test_a_stale_orchestrator_is_refused(serve: Serve) -> None:
     served = serve()
     assert served.call(Call("c1", "count", params={"n": 1}, epoch=4))[-1].kind == "done"
