@@ -93,7 +93,7 @@ def accumulate(
                 logprobs, entropy = pack_logprobs(model, head, placed, params.temperature)
                 loss, metrics = _policy_objective(logprobs, entropy, tensors, totals, params, batch)
         if not bool(torch.isfinite(loss)):
-            raise FatalError(f"loss is {float(loss)} over {_samples(batch, pack)}")
+            raise FatalError(f"loss is {float(loss.detach())} over {_samples(batch, pack)}")
         loss.backward()  # type: ignore[no-untyped-call]
         parts.append(metrics)
     return parts
@@ -210,7 +210,7 @@ def _check_finite(values: Tensor, tensors: Mapping[str, Tensor], batch: TrainBat
     if len(bad):
         token = int(bad[0, 0])
         row = int(tensors["segment"][token])
-        raise FatalError(f"{what} is {float(values[token])} at a token of {sample_name(batch.samples, row)}")
+        raise FatalError(f"{what} is {float(values.detach()[token])} at a token of {sample_name(batch.samples, row)}")
 
 
 def _samples(batch: TrainBatch, pack: Pack) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from functions.exchange.base import Exchange
@@ -22,7 +23,8 @@ def materialize(exchange: Exchange, version: Version, directory: Path) -> Path:
     The adapters of a LoRA version are merged into the weights of its base (in float32, then rounded to the base's
     dtype). Raises NotFound for a version that was not published, Corrupt for one whose bytes were altered.
     """
-    manifest, change = read_manifest(exchange, version), _nothing
+    manifest = read_manifest(exchange, version)
+    change: Callable[[TensorEntry, Bytes], Bytes] = _nothing
     if manifest.adapter is not None:
         change = merger(exchange, manifest, manifest.adapter)
         manifest = read_manifest(exchange, manifest.adapter.base)
