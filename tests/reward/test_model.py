@@ -40,7 +40,7 @@ def reward_model(directory: Path, words: list[str]) -> LlamaForSequenceClassific
     )  # fmt: skip
     config.num_labels = 1
     model: LlamaForSequenceClassification = LlamaForSequenceClassification(config)  # type: ignore[no-untyped-call]
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     model.save_pretrained(directory)
     (directory / "tokenizer.json").write_text(tokenizer(words).to_str())
     return model
