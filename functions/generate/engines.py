@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,11 +32,14 @@ class EngineOptions:
     slots: int
     """Samples decoded at a time."""
     deterministic: bool
+    vllm: Mapping[str, Any] = field(default_factory=dict)
+    """VllmSettings that only the vLLM engine has."""
 
 
 def choose(engine: str, model_dir: Path, options: EngineOptions) -> Choice:
-    """`auto`: the torch engine for a Llama-shaped model, else transformers. Raises FatalError for a name that is no
-    engine, and for the torch engine with a model that it cannot compute."""
+    """`auto`: on a GPU vLLM, where it is installed and knows the model; else the torch engine for a Llama-shaped model
+    (on a CPU it samples faster than vLLM and starts sooner: docs/performance.md), vLLM or transformers for any other.
+    Raises FatalError for a name that is no engine, and for an engine that cannot do what is asked."""
     if engine not in ENGINES:
         raise FatalError(f"engine {engine!r}: wants one of {', '.join(ENGINES)}")
     if engine == "transformers":
@@ -46,9 +53,35 @@ def choose(engine: str, model_dir: Path, options: EngineOptions) -> Choice:
         if reason is not None:
             raise FatalError(f"engine 'torch' cannot run {model_dir.name}: {reason}; engine = 'transformers' can")
         return Choice(engine, "asked for")
+    without_vllm = _without_vllm(model_dir, options)
     if engine == "vllm":
-        raise FatalError("engine 'vllm' is not part of this build; engine = 'torch' or 'transformers' is")
-    return Choice("transformers", reason) if reason else Choice("torch", "the model is Llama-shaped")
+        if without_vllm is not None:
+            other = "torch" if reason is None else "transformers"
+            raise FatalError(f"engine 'vllm' cannot run {model_dir.name}: {without_vllm}; engine = {other!r} can")
+        return Choice(engine, "asked for")
+    if without_vllm is None and options.device.type == "cuda":
+        return Choice("vllm", "vLLM is installed and the device is a GPU")
+    if reason is None:
+        on_gpu = f"; not vLLM: {without_vllm}" if options.device.type == "cuda" else ""
+        return Choice("torch", f"the model is Llama-shaped{on_gpu}")
+    if without_vllm is None:
+        return Choice("vllm", f"not torch: {reason}")
+    return Choice("transformers", f"not torch: {reason}; not vLLM: {without_vllm}")
+
+
+def _without_vllm(model_dir: Path, options: EngineOptions) -> str | None:
+    """Why vLLM cannot run here, None when it can."""
+    if options.deterministic:
+        return "its log-probabilities depend on the batch in their last bits, which deterministic = true forbids"
+    if importlib.util.find_spec("vllm") is None:
+        return "vLLM is not installed"
+    from functions.generate.vllm_start import device_type, knows
+
+    if device_type() != options.device.type:
+        return f"the installed vLLM was built for {device_type()}, the device is {options.device.type}"
+    if not knows(json.loads((model_dir / "config.json").read_bytes())):
+        return "it does not know the model's architecture"
+    return None
 
 
 def make_engine(choice: Choice, options: EngineOptions) -> Engine:
@@ -58,6 +91,12 @@ def make_engine(choice: Choice, options: EngineOptions) -> Engine:
         return TorchEngine(
             dtype=options.dtype, device=options.device, slots=options.slots, deterministic=options.deterministic
         )
+    if choice.name == "vllm":
+        from functions.generate.engine_vllm import VllmEngine
+        from functions.generate.vllm_start import VllmSettings
+
+        dtype = str(options.dtype).removeprefix("torch.")
+        return VllmEngine(VllmSettings(**{"dtype": dtype, "slots": options.slots, **options.vllm}))
     from functions.generate.engine_transformers import TransformersEngine
 
     return TransformersEngine(

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ import torch
 from functions.function import Context, FatalError
 from functions.generate.engine import Engine, Request, Sample, Sampling
 from functions.generate.engines import ENGINES, Choice, EngineOptions, choose, make_engine
+from functions.generate.vllm_start import VllmSettings
 from functions.models import pick_device, pick_dtype
 from functions.params import parse
 from functions.samples import Finish, Ragged, SampleBatch
@@ -66,6 +67,7 @@ class GenerateFunction:
     """Keeps the engine, and the version that it holds, between calls.
 
     `deterministic`: the same sample whatever else is in the batch, bit for bit (CPU, one thread).
+    `vllm`: settings of the vLLM engine (VllmSettings: context, kv_cache_mb, memory_fraction, lora_rank, gpus, eager).
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class GenerateFunction:
         threads: int | None = None,
         slots: int = 64,
         deterministic: bool = False,
+        vllm: Mapping[str, Any] | None = None,
     ) -> None:
         if engine not in ENGINES:
             raise ValueError(f"engine {engine!r}: wants one of {', '.join(ENGINES)}")
@@ -89,8 +92,9 @@ class GenerateFunction:
             raise ValueError(f"deterministic generation runs on device 'cpu', not {device!r} ({where})")
         if deterministic or threads is not None:
             torch.set_num_threads(1 if deterministic else threads or 1)
+        VllmSettings(**(vllm or {}))  # refuses unknown names and impossible values
         self._wanted = engine
-        self._options = EngineOptions(pick_dtype(dtype), where, slots, deterministic)
+        self._options = EngineOptions(pick_dtype(dtype), where, slots, deterministic, vllm or {})
         self._engine: Engine | None = None
         self._choice: Choice | None = None
         self._version: Version | None = None

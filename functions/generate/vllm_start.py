@@ -96,6 +96,14 @@ def device_type() -> str:
     return str(current_platform.device_type)
 
 
+def knows(config_json: dict[str, Any]) -> bool:
+    """Whether vLLM has a class of its own for one of the model's architectures."""
+    environment()
+    from vllm import ModelRegistry
+
+    return any(name in ModelRegistry.models for name in config_json.get("architectures") or [])
+
+
 def start(model_dir: Path, settings: VllmSettings) -> LLMEngine:
     """An engine that holds the model of `model_dir`. ValueError, one line, where it cannot."""
     environment()

@@ -1,0 +1,102 @@
+"""The generate function with the vLLM engine, as a replica runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from functions.exchange.directory import DirectoryExchange
+from functions.function import Context, FatalError
+from functions.generate.engine import Sample
+from functions.generate.engines import EngineOptions, choose
+from functions.generate.function import GenerateFunction
+from functions.samples import Finish, SampleBatch
+from functions.weights.base import import_model
+from functions.wire import Call, Event
+from tests.vllm.samples import Logprobs, edit_config, random_prompts, requests
+
+pytestmark = pytest.mark.vllm
+
+CPU = EngineOptions(torch.float32, torch.device("cpu"), 64, False)
+
+
+def test_a_call_that_is_cut_and_taken_up_by_another_replica(
+    make_model: Callable[..., Path], logprobs: Logprobs, tmp_path: Path
+) -> None:
+    """The samples of both together are those of a call that was not cut, and transformers agrees with each."""
+    model = make_model(70)
+    exchange = DirectoryExchange(tmp_path / "exchange")
+    version = import_model(exchange, "policy", model)
+    function = GenerateFunction(engine="vllm", device="cpu", vllm={"context": 512})
+    params = {"max_response_length": 40, "seed": 9, "chunk": 1}
+
+    def call(name: str, batch: SampleBatch, cut_at: int | None = None) -> tuple[list[Event], list[SampleBatch]]:
+        """Events, and the samples of all but `done`; the cut is asked for after `cut_at` events."""
+        ref = exchange.put(f"batches/{name}", batch.encode())
+        context = Context(exchange, str(tmp_path))
+        events = []
+        asked = Call(name, "generate", inputs={"samples": [ref]}, weights={"policy": version}, params=params)
+        for event in function.call(asked, context):
+            events.append(event)
+            if len(events) == cut_at:
+                context.cut.set()
+        return events, [SampleBatch.decode(exchange.get(event.ref)) for event in events if event.ref]
+
+    prompts = random_prompts(0, [10, 60, 200])
+    whole_events, whole = call("whole", SampleBatch.of_prompts(prompts, samples_per_prompt=4, version=0))
+    assert whole_events[-1].kind == "done"
+    assert whole_events[-1].data["engine"] == "vllm"
+    assert whole_events[-1].data["decode_tokens"] > 0
+    events, first = call("cut", SampleBatch.of_prompts(prompts, samples_per_prompt=4, version=0), cut_at=2)
+    assert [event.kind for event in events[-2:]] == ["cut", "done"]
+    _, second = call("rest", first[-1])
+    parts = first[:-1] + second
+
+    def by_key(batches: list[SampleBatch]) -> dict[tuple[int, int], tuple[list[int], int]]:
+        found = {}
+        for batch in batches:
+            for row, response in enumerate(batch.responses.rows()):
+                key = int(batch.group[row]), int(batch.index[row])
+                assert key not in found
+                found[key] = response.tolist(), int(batch.finish[row])
+        return found
+
+    expected = by_key(whole)
+    assert by_key(parts) == expected
+    assert len(expected) == 12
+    assert {finish for _, finish in expected.values()} <= {Finish.STOP, Finish.LENGTH}
+    (request,) = requests([prompts[int(whole[0].group[0])]])
+    sample = Sample(0, whole[0].responses[0], whole[0].logprobs[: whole[0].responses.lengths[0]], Finish.STOP, 0)
+    assert np.allclose(sample.logprobs, logprobs(model, request, sample, 1.0), atol=1e-5)
+
+
+def test_auto_says_what_it_took_and_why(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    model = make_model(71)
+    choice = choose("auto", model, CPU)
+    assert (choice.name, choice.why) == ("torch", "the model is Llama-shaped")
+    edit_config(model, model_type="gpt_neox", architectures=["GPTNeoXForCausalLM"])
+    choice = choose("auto", model, CPU)
+    assert choice.name == "vllm"
+    assert choice.why.startswith("not torch: ")
+    edit_config(model, model_type="xlm", architectures=["XLMWithLMHeadModel"])
+    choice = choose("auto", model, CPU)
+    assert choice.name == "transformers"
+    assert choice.why.endswith("not vLLM: it does not know the model's architecture")
+
+
+def test_vllm_that_cannot_do_what_was_asked_names_the_engine_that_can(make_model: Callable[..., Path]) -> None:
+    model = make_model(72)
+    with pytest.raises(FatalError, match=r"forbids; engine = 'torch' can$"):
+        choose("vllm", model, dataclasses.replace(CPU, deterministic=True))
+    with pytest.raises(FatalError, match=r"built for cpu, the device is cuda; engine = 'torch' can$"):
+        choose("vllm", model, dataclasses.replace(CPU, device=torch.device("cuda")))
+    edit_config(model, model_type="xlm", architectures=["XLMWithLMHeadModel"])
+    with pytest.raises(FatalError, match=r"does not know the model's architecture; engine = 'transformers' can$"):
+        choose("vllm", model, CPU)
+    with pytest.raises(TypeError, match="speed"):
+        GenerateFunction(vllm={"speed": 2})
