@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from functions.generate.cache import Cache
-from functions.generate.engine import Request, Sample, Sampling
+from functions.generate.engine import Request, Sample
 from functions.generate.sampling import stream_keys
 from functions.samples import Finish
 
@@ -30,14 +30,22 @@ class Cohort:
     """
 
     def __init__(
-        self, requests: Sequence[Request], cache: Cache, prefix_lengths: Ints, sampling: Sampling, *, replayed: bool
+        self,
+        requests: Sequence[Request],
+        cache: Cache,
+        prefix_lengths: Ints,
+        limits: Ints,
+        seed: int,
+        *,
+        replayed: bool,
     ) -> None:
+        """`limits`: most response tokens of each row; all [rows]."""
         self.cache = cache
         self.requests = list(requests)
         given = np.array([len(r.response) for r in requests])
-        self._limit = sampling.max_response_length
-        self._tokens = np.zeros((len(requests), self._limit), np.int32)
-        self._logprobs = np.zeros((len(requests), self._limit), np.float32)
+        self._limit = limits
+        self._tokens = np.zeros((len(requests), int(limits.max())), np.int32)
+        self._logprobs = np.zeros((len(requests), int(limits.max())), np.float32)
         for row, request in enumerate(requests):
             self._tokens[row, : given[row]] = request.response
             self._logprobs[row, : given[row]] = request.logprobs
@@ -45,7 +53,7 @@ class Cohort:
         self._length = np.zeros_like(given) if replayed else given.copy()
         self._prefix = prefix_lengths - self._length
         group, index = np.array([(r.group, r.index) for r in requests], np.int64).T
-        self._keys = stream_keys(sampling.seed, group, index)
+        self._keys = stream_keys(seed, group, index)
         self._finish = np.zeros(len(requests), np.int32)
 
     def __len__(self) -> int:
@@ -94,7 +102,7 @@ class Cohort:
         stay = survivors(alive)
         self.cache.keep(stay)
         self.requests = [self.requests[i] for i in stay]
-        for name in ("_tokens", "_logprobs", "_given", "_length", "_prefix", "_keys", "_finish"):
+        for name in ("_tokens", "_logprobs", "_limit", "_given", "_length", "_prefix", "_keys", "_finish"):
             setattr(self, name, getattr(self, name)[stay])
         return done
 

@@ -69,6 +69,10 @@ class TorchEngine:
         self._rotations = {}
         self._version = version
 
+    def limits(self, requests: Sequence[Request], sampling: Sampling) -> Ints:
+        """The most response tokens that each request may have (bench/rollout.py forces lengths here)."""
+        return np.full(len(requests), sampling.max_response_length)
+
     @property
     def stats(self) -> EngineStats:
         return self._stats
@@ -134,8 +138,9 @@ class TorchEngine:
         lengths = np.array([len(p) for p in prompts])
         lanes = _LANES if self._deterministic else max(map(len, shares))
         requests = [request for share in shares for request in share]
-        cache = Cache(prefix, lengths, group, lanes, sampling.max_response_length)
-        cohort = Cohort(requests, cache, lengths[group], sampling, replayed=self._deterministic)
+        cache = Cache(prefix, lengths, group, lanes)
+        limits = self.limits(requests, sampling)
+        cohort = Cohort(requests, cache, lengths[group], limits, sampling.seed, replayed=self._deterministic)
         rows = torch.from_numpy(group).to(self._device)
         self._sample([cohort], logits[rows], sampling, eos)
         self._count(

@@ -2,7 +2,8 @@
 
 The uniform number of response position t of sample (group, index) is a pure function of (seed, group, index, t): the
 t-th output of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, fig. 17)
-started at a key that is itself SplitMix64-mixed from seed, group and index. Nothing is carried from step to step, so a
+started at a key that is itself an output: number `index` of the generator started at output `group` of the one started
+at the seed's first output. Nothing is carried from step to step, so a
 sample that is cut here goes on there with the same stream.
 """
 
@@ -29,10 +30,15 @@ def _mix(z: U64) -> U64:
 
 def stream_keys(seed: int, group: npt.NDArray[np.int64], index: npt.NDArray[np.int64]) -> U64:
     """The key of each sample's stream, [S]. Equal only for equal (seed, group, index), up to 64-bit collisions."""
-    key = _mix(np.full(len(group), seed & _MASK, np.uint64) + _GAMMA)
-    for part in (group, index):
-        key = _mix(key ^ _mix(part.astype(np.uint64) + _GAMMA))
+    key = np.full(len(group), seed & _MASK, np.uint64)
+    for part in (np.zeros_like(group), group, index):
+        key = _output(key, part)
     return key
+
+
+def _output(key: U64, number: npt.NDArray[np.int64]) -> U64:
+    """Output `number` (from 0) of the generator that starts at `key`."""
+    return _mix(key + (number.astype(np.uint64) + np.uint64(1)) * _GAMMA)
 
 
 def bits(keys: U64, position: npt.NDArray[np.int64]) -> U64:
