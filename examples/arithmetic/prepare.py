@@ -28,7 +28,7 @@ SEED = 20
 TERMS = (2, 3, 4, 5, 6)
 FORGET = 0.75
 EASY = 0.34  # share of problems whose sum never passes a ten
-SHEETS, TRAIN, VALIDATION = 10_000, 2_048, 256
+SHEETS, TRAIN, VALIDATION = 16_000, 2_048, 256
 STEPS, BATCH, PEAK_LR, PEAK_LR_MUON = 1_000, 32, 5e-3, 0.03
 END, PAD, USER, ASSISTANT = "<|end|>", "<|pad|>", "<|user|>", "<|assistant|>"
 CHAT_TEMPLATE = (
@@ -59,15 +59,15 @@ def answer(digits: Sequence[int], rng: random.Random, forget: float) -> str:
 def problems(count: int, rng: random.Random) -> list[tuple[int, ...]]:
     """`count` different problems, EASY of them without any carry."""
     found: dict[tuple[int, ...], None] = {}
-    easy = round(count * EASY)
-    while len(found) < easy:
-        terms = rng.choice(TERMS)
-        bars = sorted(rng.sample(range(9 + terms), terms))  # uniform over all digits that add up to at most 9
-        found[tuple(bar - left - 1 for left, bar in zip([-1, *bars], bars, strict=False))] = None
-    while len(found) < count:
+    easy_left = round(count * EASY)
+    hard_left = count - easy_left
+    while easy_left or hard_left:
         digits = tuple(rng.randint(0, 9) for _ in range(rng.choice(TERMS)))
-        if sum(digits) >= 10:
-            found[digits] = None
+        easy = sum(digits) < 10
+        if digits in found or not (easy_left if easy else hard_left):
+            continue
+        found[digits] = None
+        easy_left, hard_left = easy_left - easy, hard_left - (not easy)
     rows = list(found)
     rng.shuffle(rows)
     return rows
@@ -113,8 +113,8 @@ def write_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def write_model(directory: Path, taught: Sequence[tuple[int, ...]], rng: random.Random) -> None:
-    """A two-layer Llama, trained for STEPS batches on the teacher's answers; each time around he answers anew."""
+def write_model(directory: Path, sheets: Sequence[tuple[str, str]]) -> None:
+    """A two-layer Llama, trained for STEPS batches on (question, answer) sheets, answers only."""
     import torch
     from tokenizers import Tokenizer
     from torch.optim.lr_scheduler import LambdaLR
@@ -147,11 +147,12 @@ def write_model(directory: Path, taught: Sequence[tuple[int, ...]], rng: random.
     optimizers += [torch.optim.AdamW(others, lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)]
     warm_up = STEPS // 10
     schedules = [LambdaLR(o, lambda s: min((s + 1) / warm_up, (STEPS - s) / (STEPS - warm_up))) for o in optimizers]
+    rows = []
+    for asked, answered in sheets:
+        prompt = tokenizer.encode(f"{USER}{asked}{ASSISTANT}").ids
+        rows.append((prompt, [*tokenizer.encode(answered).ids, end]))
     for step in range(STEPS):
-        batch = []
-        for digits in (taught[(step * BATCH + i) % len(taught)] for i in range(BATCH)):
-            prompt, answered = f"{USER}{question(digits)}{ASSISTANT}", answer(digits, rng, FORGET)
-            batch.append((tokenizer.encode(prompt).ids, [*tokenizer.encode(answered).ids, end]))
+        batch = [rows[(step * BATCH + i) % len(rows)] for i in range(BATCH)]
         width = max(len(p) + len(a) for p, a in batch)
         tokens = torch.full((BATCH, width), pad)
         labels = torch.full((BATCH, width), -100)
@@ -184,7 +185,7 @@ def main() -> None:
     (out / "validation.jsonl").write_text("".join(row(digits) + "\n" for digits in validation))
     (out / "train.jsonl").write_text("".join(row(digits) + "\n" for digits in train))
     write_tokenizer(model)
-    write_model(model, taught, rng)
+    write_model(model, [(question(digits), answer(digits, rng, FORGET)) for digits in taught])
     print(f"wrote {model}, {out / 'train.jsonl'} ({TRAIN} prompts), {out / 'validation.jsonl'} ({VALIDATION})")
 
 
