@@ -30,6 +30,8 @@ class Stage:
     """When its first call was made."""
     open_calls: int = 0
     more: bool = True
+    at_least: int = 0
+    """Replicas that stay for calls that are not made yet, after `no_more`."""
     observations: list[CallObservation] = field(default_factory=list)
 
     @property
@@ -37,7 +39,7 @@ class Stage:
         """Nothing before the first call; `replicas` while more calls may come; then one for each open call."""
         if self.began_s is None:
             return 0
-        return self.replicas if self.more else min(self.replicas, self.open_calls)
+        return self.replicas if self.more else min(self.replicas, max(self.open_calls, self.at_least))
 
     async def no_more(self) -> None:
         """No call will be added: replicas go as the open calls end."""
@@ -48,6 +50,7 @@ class Stage:
         """The call's events, exactly once each, over as many attempts as it takes. Raises CallFailed."""
         if self.began_s is None:
             self.began_s = asyncio.get_running_loop().time()
+            self.fleet.begin(self.function)
         self.open_calls += 1
         await self.fleet.settle(self.function)
         try:
@@ -67,6 +70,10 @@ class Fleet:
         self._stages: dict[str, list[Stage]] = {}
         self._kept: dict[str, int] = {}
         self._warm: dict[str, int] = {}
+        """Started ahead of their first call in this step,"""
+        self._ahead: dict[str, int] = {}
+        """and in the next."""
+        self._begun: set[str] = set()
         self._told: dict[str, int] = {}
 
     @asynccontextmanager
@@ -77,14 +84,21 @@ class Fleet:
             yield stage
         finally:
             self._stages[function].remove(stage)
-            self._warm.pop(function, None)
             await asyncio.shield(self.settle(function))
 
-    async def prewarm(self, function: str, replicas: int, delay_s: float) -> None:
-        """Starts replicas `delay_s` from now, ahead of the function's first call; they stay while it has a stage."""
+    async def prewarm(self, function: str, replicas: int, delay_s: float, *, next_step: bool = False) -> None:
+        """Starts replicas `delay_s` from now, ahead of the function's first call; too late, it does nothing."""
         await asyncio.sleep(delay_s)
-        self._warm[function] = replicas
+        if next_step:
+            self._ahead[function] = replicas
+        elif function not in self._begun:
+            self._warm[function] = replicas
         await self.settle(function)
+
+    def begin(self, function: str) -> None:
+        """The function's first call of a stage: from here on the stage says what is wanted."""
+        self._begun.add(function)
+        self._warm.pop(function, None)
 
     def at_work(self) -> list[str]:
         """The functions with calls in the making or open, in the order in which they began."""
@@ -92,8 +106,9 @@ class Fleet:
         return list(dict.fromkeys(function for _, function in sorted(begun)))
 
     async def keep(self, functions: Iterable[str], replicas: Callable[[str], int]) -> None:
-        """From now on these functions' replicas stay when they are idle; all others go, prewarmed ones too."""
-        self._warm.clear()
+        """From now on these functions' replicas stay when they are idle; all others go, but those prewarmed for now."""
+        self._warm, self._ahead = self._ahead, {}
+        self._begun.clear()
         self._kept = {name: replicas(name) for name in functions}
         for name in {*self._told, *self._kept}:
             await self.settle(name)
@@ -102,7 +117,8 @@ class Fleet:
         """Tells the platform how many replicas are wanted, if that has changed."""
         asked = sum(stage.wanted for stage in self._stages.get(function, ()))
         limit = max((stage.replicas for stage in self._stages.get(function, ())), default=0)
-        wanted = max(min(asked, limit), self._kept.get(function, 0), self._warm.get(function, 0))
+        held = (self._kept, self._warm, self._ahead)
+        wanted = max(min(asked, limit), *(replicas.get(function, 0) for replicas in held))
         if self._told.get(function, 0) != wanted:
             self._told[function] = wanted
             await self.platform.scale(function, wanted)

@@ -36,12 +36,12 @@ class Rollout:
         """One call a shard, side by side; returns what a cut left unfinished."""
         leftovers: list[Finished] = []
         stage.more, stage.replicas = True, min(stage.replicas, len(shards))
+        stage.at_least = self.migrate_to if self.cut_below and not self._cut else 0
         async with asyncio.TaskGroup() as calls:
             for refs in shards:
                 calls.create_task(self._shard(stage, refs, samples, leftovers))
             await asyncio.sleep(0)
-            if not self.cut_below or self._cut:
-                await stage.no_more()
+            await stage.no_more()
         return leftovers
 
     async def _shard(self, stage: Stage, refs: Sequence[Ref], samples: Samples, leftovers: list[Finished]) -> None:

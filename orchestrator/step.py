@@ -251,6 +251,8 @@ class Step:
             if rows is not None:
                 inputs["rows"] = [await self._put(canonical(dict(zip(map(str, rows.groups), rows.rows, strict=True))))]
             async with self.fleet.stage(function, max(1, self.plan.replicas[function])) as stage:
+                if not self.plan.overlap:
+                    await samples.all()
                 async with asyncio.TaskGroup() as calls:
                     async for batch in micro_batches(samples, 1 if self.deterministic else self.plan.micro_batch):
                         part = inputs | {"samples": [item.ref for item in batch]}

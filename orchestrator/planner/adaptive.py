@@ -20,7 +20,7 @@ from orchestrator.planner.base import CurvePoint, FunctionLimits, StepObservatio
 from orchestrator.planner.keepalive import prewarm_at_s
 from orchestrator.planner.learned import LearnedCosts, Priors
 from orchestrator.planner.lengths import LengthModel, Prediction
-from orchestrator.planner.outline import Costs, Outline, outline
+from orchestrator.planner.outline import Costs, Outline, Outliner
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.prefixes import shared_head
 from orchestrator.planner.scaling import Goal, choose
@@ -53,19 +53,21 @@ class AdaptivePlanner:
         self._warm: frozenset[str] = frozenset()
         self._last: StepPlan | None = None
         self._prompt_tokens = 0.0
+        self._prewarmed: frozenset[str] = frozenset()
 
     def plan(self, request: StepRequest) -> StepPlan:
         check(request, self.generate)
         self._last = self._plan(request)
         self._prompt_tokens = float(request.samples_per_prompt * sum(len(p.tokens) for p in request.prompts))
-        self._warm = self._last.keep
+        self._prewarmed = frozenset(self._last.prewarm_s) | (self._warm - self._last.keep)
+        self._warm = self._last.keep | frozenset(self._last.prewarm_next_s)
         return self._last
 
     def observe(self, observation: StepObservation) -> dict[str, float]:
         metrics = self._static.observe(observation)
         metrics |= self.lengths.observe(observation.lengths)
         every = np.array([x for values in observation.lengths.values() for x in values], dtype=np.float64)
-        metrics |= self.learned.observe(observation.calls, every, self._prompt_tokens)
+        metrics |= self.learned.observe(observation.calls, every, self._prompt_tokens, self._prewarmed)
         if self._last is not None and self._last.predicted_step_s is not None:
             predicted = {"step": (self._last.predicted_step_s, observation.step_s)}
             if self._last.predicted_cost_usd is not None and observation.cost_usd > 0:
@@ -82,8 +84,7 @@ class AdaptivePlanner:
         predicted = self.lengths.predict(request.prompts, request.max_response_length)
         if generate is None:
             plan = self._static.plan(request)
-            count = len(request.prompts) * request.samples_per_prompt
-            return replace(plan, micro_batch=count if self.policy.fuse == "no" else plan.micro_batch)
+            return replace(plan, overlap=self.policy.fuse != "no")
         costs = self._costs(request)
         n = request.samples_per_prompt
         limits = costs.limits[self.generate]
@@ -99,11 +100,12 @@ class AdaptivePlanner:
         drawn = predicted.samples(n, request.step)
         mean_tokens = float((prompt_tokens + predicted.mean).mean())
         usd = 1.0 if any(f.usd_per_hour > 0 for f in request.functions.values()) else 0.0
+        outliner = Outliner(costs, self.policy, self.goal, len(drawn), mean_tokens)
         points: list[tuple[CurvePoint, Outline]] = []
         for shards, _ in self._promising(candidates):
             states = _states(shards, prompt_tokens, drawn, n, head, costs, limits.max_batch)
-            found = outline(shards, states, mean_tokens, costs, self.policy, self.goal)
-            points.append((CurvePoint(len(shards), found.time_s, usd * found.cost, found.gpu_s), found))
+            found = outliner.outline(shards, states)
+            points.append((CurvePoint(len(shards), found.steady_s, usd * found.cost, found.gpu_s), found))
         point, chosen = self._choose(points)
         rough = [p for _, p in candidates if p is not None and p.replicas != point.replicas]
         curve = [replace(p, cost_usd=usd * p.cost_usd) for p in rough] + [point]
@@ -172,21 +174,26 @@ class AdaptivePlanner:
             else 1
             for name, limits in request.functions.items()
         }  # fmt: skip
-        prewarm = {}
+        prewarm: dict[str, float] = {}
+        ahead: dict[str, float] = {}
         if self.policy.prewarm:
             prewarm = {
                 stage.function: prewarm_at_s(stage.start_s, self.learned.starts_s(stage.function))
                 for stage in chosen.stages
-                if stage.function != self.generate and stage.function not in chosen.keep
+                if stage.function in chosen.prewarm and stage.function != self.generate
             }
+            if self.generate in chosen.prewarm:
+                ahead = {self.generate: prewarm_at_s(chosen.time_s, self.learned.starts_s(self.generate))}
         return StepPlan(
             replicas=replicas,
             shards=chosen.shards,
             micro_batch=chosen.micro_batch,
+            overlap=self.policy.fuse != "no",
             cut_below=chosen.tail.cut_below,
             migrate_to=chosen.tail.migrate_to,
             keep=frozenset(request.functions) if self.policy.keep == "all" else chosen.keep,
             prewarm_s=prewarm,
+            prewarm_next_s=ahead,
             predicted_step_s=chosen.time_s,
             predicted_cost_usd=point.cost_usd,
             predicted_lengths=np.repeat(predicted.mean, request.samples_per_prompt).tolist(),

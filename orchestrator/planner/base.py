@@ -72,7 +72,8 @@ class StepPlan:
     gets, in the order it should start them; every sample is in exactly one shard. When no more than `cut_below` samples
     of the step are unfinished (0: never), the open shards are cut and their samples go on, from the tokens they have,
     on `migrate_to` replicas; the others are released (RLHFuse's migration: no unfinished sample ever waits).
-    `micro_batch` is how many finished samples are handed to reward and reference at a time. `keep` names the
+    `micro_batch` is how many finished samples are handed to reward and reference at a time; without `overlap` they wait
+    until generation has ended. `keep` names the
     functions whose replicas stay up between this step and the next; all others go to zero the moment they are idle.
     `prewarm_s` says, for a function, how many seconds after the step's start its replicas are to be started (absent:
     when its first call comes).
@@ -85,6 +86,9 @@ class StepPlan:
     migrate_to: int = 1
     keep: frozenset[str] = frozenset()
     prewarm_s: Mapping[str, float] = field(default_factory=dict)
+    prewarm_next_s: Mapping[str, float] = field(default_factory=dict)
+    """As `prewarm_s`, for the first call of the step that follows."""
+    overlap: bool = True
     predicted_step_s: float | None = None
     predicted_cost_usd: float | None = None
     predicted_lengths: Sequence[float] = ()

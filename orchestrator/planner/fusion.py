@@ -53,8 +53,8 @@ def follow(
 
 
 def micro_batches(samples: int) -> list[int]:
-    """Sizes worth comparing: the whole batch, a half, ... a sixteenth."""
-    return sorted({max(1, -(-samples // parts)) for parts in (1, 2, 4, 8, 16)}, reverse=True)
+    """Sizes worth comparing: from the whole batch to a 128th of it."""
+    return sorted({max(1, -(-samples // parts)) for parts in (1, 4, 16, 32, 64, 128)}, reverse=True)
 
 
 def replica_counts(limit: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,12 +61,15 @@ class LearnedCosts:
         starts = self.starts_s(function)
         return float(np.median(starts)) if starts else 0.0
 
-    def observe(self, calls: Sequence[CallObservation], lengths: Array, prompt_tokens: float) -> dict[str, float]:
+    def observe(
+        self, calls: Sequence[CallObservation], lengths: Array, prompt_tokens: float, prewarmed: Collection[str] = ()
+    ) -> dict[str, float]:
         """Learns from a step's calls; returns the relative error of what was believed before, by function.
 
         `lengths` [S]: of the step's responses; `prompt_tokens`: of all its samples, added up. A generate call tells its
         sum of lengths only; that of their squares, which the keys and values read depend on, is taken to be the
-        step's. Calls of the other functions tell no counts: they are one row a step, all samples through all calls.
+        step's. Calls of the other functions tell no counts: they are one row a step, all samples through all calls. The
+        cold starts of `prewarmed` functions were partly over when they were called: they tell nothing.
         """
         total = float(lengths.sum())
         squared_per_token = float((lengths**2).sum()) / total if total else 0.0
@@ -75,7 +78,7 @@ class LearnedCosts:
         by_function: dict[str, list[CallObservation]] = {}
         for call in calls:
             by_function.setdefault(call.function, []).append(call)
-            if call.cold:
+            if call.cold and call.function not in prewarmed:
                 self._starts.setdefault(call.function, deque(maxlen=STARTS_KEPT)).append(call.start_s)
         for function, made in sorted(by_function.items()):
             if function == self.name:

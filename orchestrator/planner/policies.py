@@ -24,7 +24,7 @@ class Policy:
     """Equal work in each; runs of similar predicted length; or whichever of the two the goal prefers."""
     cut: Literal["never", "fixed", "chosen"]
     fuse: Literal["no", "yes", "chosen"]
-    """Whether finished samples are handed on while generation runs: in one piece, in sixteenths, or as pays."""
+    """Whether finished samples are handed on while generation runs: always, or as pays."""
     keep: Literal["all", "none", "rental"]
     prewarm: bool
     colocated: bool

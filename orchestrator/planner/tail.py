@@ -113,8 +113,10 @@ class Tail:
         stopped_s = float(np.minimum(self.ends, at_s).sum())
         return Leftover(at_s, len(parts), held[order], more[order], stopped_s)
 
-    def needed(self, left: Leftover) -> int:
-        return remaining_instances(len(left.more), float((left.held + left.more).sum()), self.max_batch, self.kv_tokens)
+    def needed(self, left: Leftover, batch: int | None = None) -> int:
+        """`batch`: samples to a replica; None: as many as it has slots."""
+        tokens = float((left.held + left.more).sum())
+        return remaining_instances(len(left.more), tokens, batch or self.max_batch, self.kv_tokens)
 
     def move(self, cut_below: int, left: Leftover, replicas: int) -> TailChoice:
         """The leftover dealt to `replicas` replicas, one call each."""
@@ -126,12 +128,12 @@ class Tail:
             works.append(self.cost.work_s(float(held.sum()), steps, tokens, float(kv_token_steps(held, more).sum())))
         return TailChoice(cut_below, replicas, left.at_s + max(works), left.stopped_s + sum(works))
 
-    def at(self, cut_below: int) -> TailChoice:
-        """A cut at `cut_below`, to as few replicas as are needed; no cut when that frees none."""
+    def at(self, cut_below: int, batch: int | None = None) -> TailChoice:
+        """A cut at `cut_below`, to as few replicas as are needed at `batch` samples each; no cut if that frees none."""
         left = self.leftover(cut_below)
-        if left is None or self.needed(left) >= left.open_shards:
+        if left is None or self.needed(left, batch) >= left.open_shards:
             return self.uncut
-        return self.move(cut_below, left, self.needed(left))
+        return self.move(cut_below, left, self.needed(left, batch))
 
     def best(self, value: Value, fractions: Sequence[float] = FRACTIONS) -> TailChoice:
         """The cut with the least `value`; no cut when none is better. Ties go to the smaller threshold."""

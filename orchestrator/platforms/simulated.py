@@ -191,13 +191,13 @@ class SimulatedPlatform:
         self._admit()
 
     def _admit(self) -> None:
-        """Gives free GPUs to the replicas that wait for them, in order; one that needs fewer may overtake."""
+        """Gives free GPUs to the replicas that wait for them, in order: none overtakes one that needs more."""
         limited = self._pool is not None and not self._pool.colocated
         for replica in list(self._queue):
             deployed = self._functions[replica.function]
             if limited and deployed.spec.gpus > self._free:
-                continue
-            self._queue.remove(replica)
+                return
+            self._queue.popleft()
             self._free -= deployed.spec.gpus if limited else 0
             replica.started_s = _now_s()
             replica.starting = asyncio.create_task(self._cold_start(deployed, replica))

@@ -43,8 +43,9 @@ class Scenario:
     train_gpus: int | None = None
     """GPUs of the train function where functions have their own; None: all (with a critic: half each)."""
     slots: int = 256
-    process_s: float = 5.0
-    """Start of a function without its weights: image on the node, process forked, engine and graphs up."""
+    process_s: float = 2.0
+    """Start of a function without its weights, on a node that has the image and a parked process (engine and graphs up,
+    as after vLLM's level-1 sleep: 0.26 to 3 s on record). 25 s is on record for a process from nothing."""
     link_gb_s: float = 6.25
     """Exchange to GPU, per GPU: g6e.48xlarge has 400 Gbit/s for 8."""
     reshard_s: float = 1.0
