@@ -18,7 +18,7 @@ from orchestrator.errors import OrchestratorError, RunError
 from orchestrator.live import open_view
 from orchestrator.recipes import RECIPES
 from orchestrator.run_directory import RunDirectory
-from orchestrator.session import Run, train
+from orchestrator.session import Run, prepare, train
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,13 +73,13 @@ def _parser() -> argparse.ArgumentParser:
 def _run(given: argparse.Namespace) -> int:
     overrides = [*given.overrides, *(["platform.warm_parent=false"] if given.no_warm_parent else [])]
     job = load_job(given.job, overrides)
-    directory = RunDirectory.create(given.run_dir or Path("runs") / job.name, job)
-    return _train(Run(job, directory))
+    prepared = prepare(job)
+    return _train(Run(prepared, RunDirectory.create(given.run_dir or Path("runs") / job.name, job)))
 
 
 def _resume(given: argparse.Namespace) -> int:
     directory = RunDirectory.open(given.run)
-    return _train(Run(directory.job, directory))
+    return _train(Run(prepare(directory.job), directory))
 
 
 def _train(run: Run) -> int:

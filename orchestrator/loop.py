@@ -104,11 +104,17 @@ class Loop:
         await self.fleet.keep(plan.keep, lambda name: plan.replicas[name])
         report = Report()
         versions = self.last.versions
-        async with asyncio.TaskGroup() as tasks:
-            step = self._new_step(number, versions, prompts, plan, report, tasks, draw.next)
-            for function, delay_s in plan.prewarm_s.items():
-                tasks.create_task(self.fleet.prewarm(function, plan.replicas[function], delay_s))
-            await self.recipe.dataflow(step)
+        async with asyncio.TaskGroup() as ahead:
+            starts = [
+                ahead.create_task(self.fleet.prewarm(function, plan.replicas[function], delay_s, next_step=later))
+                for later, delays in ((False, plan.prewarm_s), (True, plan.prewarm_next_s))
+                for function, delay_s in delays.items()
+            ]
+            async with asyncio.TaskGroup() as tasks:
+                step = self._new_step(number, versions, prompts, plan, report, tasks, draw.next)
+                await self.recipe.dataflow(step)
+            for start in starts:
+                start.cancel()
         versions = versions | step.trained
         if self._validates(number):
             await self._validate(number, versions, plan, report)
@@ -190,7 +196,7 @@ class Loop:
         await self.on_report(number, report)
         record = await self.journal.commit(
             history={
-                "weights": await model_versions.digests(self.store, set(versions.values())),
+                "weights": await model_versions.digests(self.store, versions),
                 "cursor": cursor.to_json(),
                 "data": self.prompts.digest,
                 "metrics": learned,

@@ -13,13 +13,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
 from typing import IO
 
+from functions.exchange.base import Exchange, ExchangeError, check_key
+from functions.exchange.open import open_exchange
 from orchestrator.config import JobConfig, dump_job, load_job
-from orchestrator.errors import RunError
+from orchestrator.errors import ConfigError, RunError
 
 FORMAT = 1
+LOCK_TRIES = 20
 
 
 class RunDirectory:
@@ -61,19 +65,41 @@ class RunDirectory:
     def job(self) -> JobConfig:
         return load_job(self.path / "job.toml")
 
+    def exchange(self, job: JobConfig) -> tuple[str, str]:
+        """URL of the job's exchange and the job's root in it; the default is this directory itself."""
+        if job.exchange.url is not None:
+            return job.exchange.url, job.name
+        path = self.path.resolve()
+        return str(path.parent), path.name
+
+    def open_exchange(self, job: JobConfig) -> Exchange:
+        """Raises ConfigError for a URL or name that cannot be one, RunError for a store that cannot be used."""
+        url, root = self.exchange(job)
+        try:
+            return open_exchange(url, check_key(root))
+        except ValueError as error:
+            raise ConfigError(f"exchange.url: {error}") from error
+        except ExchangeError as error:
+            raise RunError(f"exchange {url}: {error}") from error
+
     def lock(self) -> IO[str]:
         """Takes the run's lock until the returned file is closed (or this process ends, however it ends)."""
         file = (self.path / "lock").open("a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            file.close()
-            raise RunError(
-                f"{self.path}: another orchestrator (process {holder}) is working on this run; "
-                f"wait for it, or stop it with `rlhf-orchestrate cancel {self.path}`"
-            ) from None
+        for tries_left in range(LOCK_TRIES, -1, -1):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if tries_left:  # `holder` has it for an instant when it looks
+                    time.sleep(0.01)
+                    continue
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                file.close()
+                raise RunError(
+                    f"{self.path}: another orchestrator (process {holder}) is working on this run; "
+                    f"wait for it, or stop it with `rlhf-orchestrate cancel {self.path}`"
+                ) from None
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

@@ -11,10 +11,9 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from functions.exchange.base import Exchange, ExchangeError, check_key
-from functions.exchange.open import open_exchange
+from functions.wire import Json
 from orchestrator.config import JobConfig
-from orchestrator.errors import ConfigError, RunError, Stopped
+from orchestrator.errors import Stopped
 from orchestrator.events import EventLog, first_failure, open_events
 from orchestrator.fleet import Fleet
 from orchestrator.invoke import Invoker, Limits, RetryPolicy
@@ -23,40 +22,48 @@ from orchestrator.lease import take_lease
 from orchestrator.live import View
 from orchestrator.loop import Loop
 from orchestrator.planner.static import StaticPlanner
+from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.local import LocalPlatform
 from orchestrator.prompts import PromptSource
-from orchestrator.recipes import find_recipe
+from orchestrator.recipes import Recipe, find_recipe
 from orchestrator.recorder import Recorder
 from orchestrator.run_directory import RunDirectory
-from orchestrator.settings import train_settings
+from orchestrator.settings import recipe_options, train_settings
 from orchestrator.specs import function_limits, function_specs
 from orchestrator.store import Store
-from orchestrator.versions import export
+from orchestrator.versions import check_models, export
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that was checked as far as it can be before anything is started or written."""
+
+    job: JobConfig
+    recipe: Recipe
+    settings: Json
+    source: PromptSource
+    specs: list[FunctionSpec]
+
+
+def prepare(job: JobConfig) -> Prepared:
+    """Raises ConfigError or DataError, in one line, for a job that cannot run."""
+    recipe = find_recipe(job.recipe)
+    settings = train_settings(job, recipe)
+    recipe_options(job, recipe)
+    check_models(job, recipe.models)
+    return Prepared(job, recipe, settings, PromptSource.load(job), function_specs(job, recipe))
 
 
 @dataclass(frozen=True)
 class Run:
-    """A job and where it lives."""
+    """A prepared job and where it lives."""
 
-    job: JobConfig
+    prepared: Prepared
     directory: RunDirectory
 
     @property
-    def exchange(self) -> tuple[str, str]:
-        """URL and root of the job's exchange; the default is the run directory itself."""
-        if self.job.exchange.url is not None:
-            return self.job.exchange.url, self.job.name
-        path = self.directory.path.resolve()
-        return str(path.parent), path.name
-
-    def open_exchange(self) -> Exchange:
-        url, root = self.exchange
-        try:
-            return open_exchange(url, check_key(root))
-        except ValueError as error:
-            raise ConfigError(f"exchange.url: {error}") from error
-        except ExchangeError as error:
-            raise RunError(f"exchange {url}: {error}") from error
+    def job(self) -> JobConfig:
+        return self.prepared.job
 
 
 async def execute(run: Run, view: View) -> Path:
@@ -69,15 +76,11 @@ async def execute(run: Run, view: View) -> Path:
 
 
 async def _execute(run: Run, view: View, events: EventLog) -> Path:
-    job, path = run.job, run.directory.path
-    recipe = find_recipe(job.recipe)
-    settings = train_settings(job, recipe)
-    source = PromptSource.load(job)
-    specs = function_specs(job, recipe)
-    store = Store(run.open_exchange(), patience_s=job.limits.store_s)
+    job, path, specs = run.job, run.directory.path, run.prepared.specs
+    store = Store(run.directory.open_exchange(job), patience_s=job.limits.store_s)
     epoch = await take_lease(store.durable, f"{os.uname().nodename} {os.getpid()}")
     journal = await Journal.open(store.durable)
-    platform = LocalPlatform(*run.exchange, log_dir=path / "logs", warm_parent=job.platform.warm_parent)
+    platform = LocalPlatform(*run.directory.exchange(job), log_dir=path / "logs", warm_parent=job.platform.warm_parent)
     recorder = Recorder(job, path, store, journal.records, platform, specs, view, events)
     invoker = Invoker(
         platform,
@@ -89,15 +92,15 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
     fleet = Fleet(platform, invoker)
     loop = Loop(
         job=job,
-        recipe=recipe,
-        prompts=source,
+        recipe=run.prepared.recipe,
+        prompts=run.prepared.source,
         store=store,
         journal=journal,
         fleet=fleet,
         planner=StaticPlanner(keep_warm=job.planner.keep_warm),
         epoch=epoch,
         limits=function_limits(job, specs),
-        settings=settings,
+        settings=run.prepared.settings,
         cost_usd=lambda: recorder.books().usd,
         on_report=recorder.keep_samples,
         on_commit=lambda result: recorder.committed(result, fleet),

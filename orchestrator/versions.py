@@ -9,6 +9,7 @@ from pathlib import Path
 
 from functions.exchange.base import checksum
 from functions.weights.base import import_model
+from functions.weights.files import weight_files
 from functions.weights.manifest import keep_only, read_manifest
 from functions.weights.materialize import materialize
 from functions.wire import Version
@@ -20,8 +21,8 @@ from orchestrator.store import Store
 CRITICS = ("critic", "cost-critic")
 
 
-async def import_models(store: Store, job: JobConfig, models: Sequence[str]) -> dict[str, Version]:
-    """Version 0 of each of the job's models. A reference of its own only where the job names one."""
+def model_paths(job: JobConfig, models: Sequence[str]) -> dict[str, tuple[str, Path]]:
+    """The directories that the job's models start from, and the keys that name them."""
     paths = {"actor": ("model.path", job.model.path)}
     for model in models:
         if model in CRITICS:
@@ -30,12 +31,27 @@ async def import_models(store: Store, job: JobConfig, models: Sequence[str]) -> 
         paths["reference"] = ("reference.path", job.reference.path)
     if job.reward.model is not None:
         paths["reward"] = ("reward.model", job.reward.model)
+    return {model: (key, Path(path)) for model, (key, path) in paths.items()}
+
+
+def check_models(job: JobConfig, models: Sequence[str]) -> None:
+    """Raises ConfigError, naming the key, for a directory that holds no model."""
+    for key, path in model_paths(job, models).values():
+        try:
+            weight_files(path)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from error
+
+
+async def import_models(store: Store, job: JobConfig, models: Sequence[str]) -> dict[str, Version]:
+    """Version 0 of each of the job's models. A reference of its own only where the job names one."""
+    paths = model_paths(job, models)
     versions: dict[str, Version] = {}
     for model, (key, path) in paths.items():
 
-        def load(model: str = model, key: str = key, path: str = path) -> Version:
+        def load(model: str = model, key: str = key, path: Path = path) -> Version:
             try:
-                return import_model(store.exchange, model, Path(path))
+                return import_model(store.exchange, model, path)
             except ValueError as error:
                 raise ConfigError(f"{key}: {error}") from error
 
