@@ -13,8 +13,10 @@ from pathlib import Path
 from rich.console import Console
 
 from orchestrator import doctor, tables
+from orchestrator.api.commands import serve_parser, submit_parser
 from orchestrator.config import load_job
 from orchestrator.errors import OrchestratorError, RunError
+from orchestrator.events import failure_told
 from orchestrator.live import open_view
 from orchestrator.recipes import RECIPES
 from orchestrator.run_directory import RunDirectory
@@ -63,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("run", type=Path, help="run directory")
         sub.set_defaults(command=command)
 
+    serve_parser(commands)
+    submit_parser(commands)
+
     commands.add_parser("recipes", help="list the algorithms").set_defaults(command=_recipes)
     check = commands.add_parser("doctor", help="check this machine, or a job's exchange and model")
     check.add_argument("job", type=Path, nargs="?", help="job file (TOML)")
@@ -79,7 +84,9 @@ def _run(given: argparse.Namespace) -> int:
 
 def _resume(given: argparse.Namespace) -> int:
     directory = RunDirectory.open(given.run)
-    return _train(Run(prepare(directory.job), directory))
+    with failure_told(directory):
+        prepared = prepare(directory.job)
+    return _train(Run(prepared, directory))
 
 
 def _train(run: Run) -> int:

@@ -213,11 +213,13 @@ class JobConfig(Section):
         return self.functions.get(name, FunctionConfig())
 
 
-_PATHS = (("model", "path"), ("data", "train"), ("data", "validation"), ("critic", "path"), ("reference", "path"),
-          ("reward", "model"))  # fmt: skip
+PATHS = (("model", "path"), ("data", "train"), ("data", "validation"), ("critic", "path"), ("reference", "path"),
+         ("reward", "model"))  # fmt: skip
+"""The keys of a job that are paths. `recipe` and `reward.score` may be `<file.py>:<function>` besides."""
 
 
-def _set(table: dict[str, Any], override: str) -> None:
+def apply_override(table: dict[str, Any], override: str) -> None:
+    """Sets one `key.path=value` (a TOML value; a bare word is a string) in a job's table. Raises ConfigError."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"override {override!r}: want key.path=value")
@@ -235,7 +237,7 @@ def _set(table: dict[str, Any], override: str) -> None:
 
 def _resolve(table: dict[str, Any], base: Path) -> None:
     """Makes the paths of a job absolute, in place; `<file.py>:<function>` as well."""
-    for section, key in _PATHS:
+    for section, key in PATHS:
         inner = table.get(section)
         if isinstance(inner, dict) and isinstance(inner.get(key), str):
             inner[key] = str((base / inner[key]).resolve())
@@ -298,7 +300,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobConfig:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
     for override in overrides:
-        _set(table, override)
+        apply_override(table, override)
     return parse_job(table, base=path.resolve().parent, where=str(path))
 
 

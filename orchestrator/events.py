@@ -32,6 +32,7 @@ from typing import Literal, get_args
 
 from functions.wire import Json
 from orchestrator.errors import OrchestratorError, RunError
+from orchestrator.run_directory import RunDirectory
 
 FILE = "events.jsonl"
 EventType = Literal[
@@ -143,6 +144,26 @@ def open_events(directory: Path) -> Iterator[EventLog]:
         log.append("finished", {"model": "model"})
     finally:
         log.close()
+
+
+def tell_end(directory: RunDirectory, kind: EventType, message: str) -> None:
+    """Writes the end of a run that no orchestrator is working on. Raises RunError where one is."""
+    with directory.lock():
+        log = EventLog(directory.path)
+        try:
+            log.append(kind, {"message": message})
+        finally:
+            log.close()
+
+
+@contextmanager
+def failure_told(directory: RunDirectory) -> Iterator[None]:
+    """What a user can mend, found before the run's lock was taken, is told as the run's failure."""
+    try:
+        yield
+    except OrchestratorError as error:
+        tell_end(directory, "failed", str(error))
+        raise
 
 
 def first_failure(error: BaseException) -> BaseException:

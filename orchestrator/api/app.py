@@ -1,0 +1,126 @@
+"""The application: routes, tokens, problems, and the task that keeps jobs going.
+
+GET  /healthz  /metrics  /openapi.json  /docs
+POST /v1/jobs                      submit          GET  /v1/jobs                 list
+GET  /v1/jobs/{id}                 state, config   GET  /v1/jobs/{id}/events     server-sent events
+GET  /v1/jobs/{id}/metrics         by step         GET  /v1/jobs/{id}/cost       books
+GET  /v1/jobs/{id}/checkpoints     kept versions   GET  /v1/jobs/{id}/samples    prompt, response, reward
+POST /v1/jobs/{id}/cancel                          POST /v1/jobs/{id}/resume
+DELETE /v1/jobs/{id}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import PlainTextResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from orchestrator.api import problems
+from orchestrator.api.auth import Tokens
+from orchestrator.api.feed import Feeds
+from orchestrator.api.jobs import Jobs
+from orchestrator.api.problems import Problem, responses
+from orchestrator.api.routes import Site, job_routes
+from orchestrator.api.telemetry import CONTENT_TYPE, Measured, RequestMetrics, job_lines
+from orchestrator.config import JobConfig
+from orchestrator.errors import OrchestratorError
+
+TICK_S = 1.0
+"""How often the launcher is asked which orchestrators are alive."""
+log = logging.getLogger(__name__)
+bearer = HTTPBearer(auto_error=False, description="A token of the server's token file")
+
+
+class Health(BaseModel):
+    status: str
+
+
+def create_app(jobs: Jobs, site: Site, tokens: Tokens | None) -> FastAPI:
+    """Without tokens everyone who reaches the server may do everything."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        keeper = asyncio.create_task(keep_going(jobs))
+        yield
+        keeper.cancel()
+        jobs.changed.set()  # its thread waits for this
+        with suppress(asyncio.CancelledError):
+            await keeper
+
+    app = FastAPI(title="rlhf-orchestrate", version=_version(), lifespan=lifespan, redoc_url=None)
+    problems.install(app)
+    requests = RequestMetrics()
+    app.add_middleware(Measured, metrics=requests)
+
+    if tokens is None:
+
+        async def reads() -> None:
+            return None
+
+        writes = reads
+    else:
+        Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+
+        async def reads(request: Request, _scheme: Credentials) -> None:  # type: ignore[misc]  # the other branch
+            tokens.check(request.headers.get("authorization"), "read")
+
+        async def writes(request: Request, _scheme: Credentials) -> None:  # type: ignore[misc]
+            tokens.check(request.headers.get("authorization"), "write")
+
+    app.include_router(job_routes(jobs, Feeds(jobs), site, reads, writes))
+
+    @app.get("/healthz", operation_id="health", tags=["server"], summary="The server answers")
+    async def healthz() -> Health:
+        return Health(status="ok")
+
+    @app.get(
+        "/metrics", operation_id="prometheus", tags=["server"], summary="Prometheus metrics",
+        dependencies=[Depends(reads)], response_class=PlainTextResponse,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **responses(401)},
+    )  # fmt: skip
+    def metrics() -> PlainTextResponse:
+        lines = [*job_lines(jobs.all()), *requests.lines()]
+        return PlainTextResponse("\n".join(lines) + "\n", media_type=CONTENT_TYPE)
+
+    original = app.openapi
+    app.openapi = lambda: _complete(app, original())  # type: ignore[method-assign]  # FastAPI's documented way
+    return app
+
+
+async def keep_going(jobs: Jobs) -> None:
+    """Makes `tick` follow every change, and the end of every orchestrator within TICK_S."""
+    while True:
+        jobs.changed.clear()
+        try:
+            await asyncio.to_thread(jobs.tick)
+        except OrchestratorError as error:  # the launcher is away: the jobs go on without us
+            log.error("%s", error)
+        await asyncio.to_thread(jobs.changed.wait, TICK_S)
+
+
+def _complete(app: FastAPI, document: dict[str, Any]) -> dict[str, Any]:
+    """The job's schema and the problem's, which no route's signature names."""
+    if "Problem" not in document["components"]["schemas"]:
+        template = "#/components/schemas/{model}"
+        _, schemas = models_json_schema([(JobConfig, "validation"), (Problem, "serialization")], ref_template=template)
+        document["components"]["schemas"] |= schemas["$defs"]
+        document["components"]["schemas"].pop("HTTPValidationError", None)
+        document["components"]["schemas"].pop("ValidationError", None)
+        app.openapi_schema = document
+    return document
+
+
+def _version() -> str:
+    try:
+        return version("rlhf-orchestrate")
+    except PackageNotFoundError:
+        return "0"

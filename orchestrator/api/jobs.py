@@ -1,0 +1,274 @@
+"""The jobs of a directory of runs: submitted, listed, cancelled, resumed, deleted; and `tick`, which makes it so.
+
+                 +--------- resume ----------+------------------+
+                 v                           |                  |
+    submit -> queued -> running -> succeeded | failed | cancelled
+                 ^         |
+                 |         v
+                 +--- interrupted (its orchestrator was killed: started again, at most RESTARTS times)
+
+A run's state follows from its files and from which orchestrators are alive; nothing is kept in memory that a server
+that restarts would miss. One server works on a directory of runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import secrets
+import shutil
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from functions.exchange.base import ExchangeError
+from orchestrator.api.launch import OUTPUT, Launcher
+from orchestrator.api.problems import ApiError
+from orchestrator.api.summary import Summary, SummaryFile
+from orchestrator.api.wish import Wish
+from orchestrator.config import JobConfig
+from orchestrator.errors import OrchestratorError, RunError
+from orchestrator.events import EventType, tell_end
+from orchestrator.run_directory import RunDirectory, write_atomically
+
+State = Literal["queued", "running", "interrupted", "succeeded", "failed", "cancelled"]
+STATES: tuple[State, ...] = get_args(State)
+ID = r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$"
+RESTARTS = 3
+KEYS = ".idempotency"
+DELETED = ".deleted"
+_ENDS: dict[EventType, State] = {"finished": "succeeded", "failed": "failed", "cancelled": "cancelled"}
+_SUFFIX = 11
+"""`-` and ten hexadecimal digits."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job now."""
+
+    id: str
+    wish: Wish
+    config: JobConfig
+    summary: Summary
+    alive: bool
+
+    @property
+    def state(self) -> State:
+        if self.alive:
+            return "running"
+        if self.wish.wanted == "run" and not self.over:
+            return "queued" if self.wish.launched_after is None else "interrupted"
+        return _ENDS[self.summary.ended] if self.summary.ended else "interrupted"
+
+    @property
+    def over(self) -> bool:
+        """The execution that was launched last has told its end."""
+        end, since = self.summary.end, self.wish.launched_after
+        return end is not None and since is not None and end.id > since
+
+    @property
+    def settled(self) -> bool:
+        """Nothing will happen to it unless somebody asks."""
+        return not self.alive and self.wish.wanted == "rest"
+
+
+class Jobs:
+    """Thread-safe; every method blocks for file operations only, but those that ask the launcher."""
+
+    def __init__(self, runs: Path, launcher: Launcher, *, max_running: int) -> None:
+        self.runs, self.launcher, self.max_running = runs, launcher, max_running
+        self.changed: threading.Event = threading.Event()
+        """Set when `tick` has something to do before its time."""
+        self._lock = threading.RLock()
+        self._summaries: dict[str, SummaryFile] = {}
+        self._configs: dict[str, JobConfig] = {}
+        self._wishes: dict[str, Wish] = {}
+        self._alive: frozenset[str] = frozenset()
+        try:
+            (runs / KEYS).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{runs}: cannot hold runs: {error.strerror}") from error
+        for left in runs.glob(f"{DELETED}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def directory(self, job: str) -> Path:
+        return self.runs / job
+
+    def submit(self, config: JobConfig, *, key: str | None, body: bytes) -> tuple[Job, bool]:
+        """The new job, and True; or the job that the same key has made before, and False.
+
+        Raises ApiError 422 for a key that came with another body.
+        """
+        with self._lock:
+            id = f"{config.name[: 48 - _SUFFIX].rstrip('-')}-{secrets.token_hex(5)}"
+            if key is not None:
+                known = self._claim(key, hashlib.sha256(body).hexdigest(), id)
+                if known in self._ids():
+                    return self.get(known), False
+                id = known
+            self._save(id, Wish(config.name, time.time(), "run"))
+            RunDirectory.create(self.directory(id), config.model_copy(update={"name": id}))
+        self.changed.set()
+        return self.get(id), True
+
+    def _claim(self, key: str, digest: str, id: str) -> str:
+        """The job's id that goes with the key from now on, on disk before the job is."""
+        path = self.runs / KEYS / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+        if not path.exists():
+            write_atomically(path, json.dumps({"id": id, "body": digest}).encode())
+            return id
+        claim = json.loads(path.read_text())
+        if claim["body"] != digest:
+            raise ApiError(422, f"the Idempotency-Key {key!r} came with another body before; take a new one")
+        return str(claim["id"])
+
+    def _ids(self) -> list[str]:
+        return [path.parent.name for path in self.runs.glob("*/run.json") if re.match(ID, path.parent.name)]
+
+    def all(self) -> list[Job]:
+        """Newest first. A run that cannot be read is left out, and the log says why."""
+        found = []
+        for id in self._ids():
+            try:
+                found.append(self.get(id))
+            except ApiError:
+                continue  # deleted meanwhile
+            except OrchestratorError as error:
+                log.warning("%s", error)
+        return sorted(found, key=lambda job: (-job.wish.created_at, job.id))
+
+    def get(self, id: str) -> Job:
+        """Raises ApiError 404."""
+        with self._lock:
+            directory = self.directory(id)
+            if not re.match(ID, id) or not (directory / "run.json").exists():
+                raise ApiError(404, f"no job {id!r}")
+            if id not in self._configs:
+                self._configs[id] = RunDirectory.open(directory).job
+            if id not in self._wishes:
+                self._wishes[id] = Wish.read(directory)
+            file = self._summaries.setdefault(id, SummaryFile(directory / "events.jsonl"))
+            alive = id in self._alive or RunDirectory(directory).holder() is not None
+            return Job(id, self._wishes[id], self._configs[id], replace(file.read()), alive)
+
+    def cancel(self, id: str) -> Job:
+        """Raises ApiError 409 for a job that has ended."""
+        with self._lock:
+            job = self.get(id)
+            if job.settled:
+                raise ApiError(409, f"job {id} {_past(job.state)}: there is nothing to cancel")
+            self._save(id, replace(job.wish, wanted="stop"))
+            if job.alive:
+                self.launcher.stop(id)
+            else:
+                self._close(id)
+        self.changed.set()
+        return self.get(id)
+
+    def resume(self, id: str) -> Job:
+        """Raises ApiError 409 for a job that runs, waits or has succeeded."""
+        with self._lock:
+            job = self.get(id)
+            if not job.settled or job.state == "succeeded":
+                raise ApiError(409, f"job {id} {_past(job.state)}; only one that failed or was cancelled goes on")
+            self._save(id, replace(job.wish, wanted="run", launched_after=None, restarts=0))
+        self.changed.set()
+        return self.get(id)
+
+    def delete(self, id: str) -> None:
+        """Its run directory and all it has in its exchange. Raises ApiError 409 for a job that has not ended."""
+        self._check_settled(id)
+        job = self.get(id)
+        if job.config.exchange.url is not None:
+            try:
+                RunDirectory(self.directory(id)).open_exchange(job.config).delete("")
+            except ExchangeError as error:
+                raise RunError(f"job {id} is not deleted: {error}") from error
+        with self._lock:
+            self._check_settled(id)
+            gone = self.runs / f"{DELETED}-{id}-{secrets.token_hex(4)}"
+            self.directory(id).rename(gone)
+            self._summaries.pop(id, None)
+            self._configs.pop(id, None)
+            self._wishes.pop(id, None)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def _check_settled(self, id: str) -> None:
+        job = self.get(id)
+        if not job.settled:
+            raise ApiError(409, f"job {id} {_past(job.state)}; cancel it first")
+
+    def tick(self) -> None:
+        """Starts what is wanted and may run, and settles what has ended. Raises RunError where a launcher fails."""
+        alive = self.launcher.alive([job.id for job in self.all() if job.wish.wanted != "rest"])
+        with self._lock:
+            self._alive = alive
+            waiting: list[Job] = []
+            running = 0
+            for job in reversed(self.all()):
+                running += job.alive
+                if job.alive or job.wish.wanted == "rest":
+                    continue
+                if job.over:
+                    self._save(job.id, replace(job.wish, wanted="rest"))
+                elif job.wish.wanted == "stop":
+                    self._close(job.id)
+                elif job.wish.launched_after is None:
+                    waiting.append(job)
+                elif job.wish.restarts >= RESTARTS:
+                    self._give_up(job)
+                else:
+                    log.warning("job %s: its orchestrator was killed; it is started again", job.id)
+                    waiting.append(replace(job, wish=replace(job.wish, restarts=job.wish.restarts + 1)))
+            for job in waiting[: max(0, self.max_running - running)]:
+                try:
+                    self._launch(job)
+                except RunError as error:  # counts as a restart: tried again at the next tick
+                    log.error("job %s: %s", job.id, error)
+
+    def _launch(self, job: Job) -> None:
+        wish = replace(job.wish, launches=job.wish.launches + 1, launched_after=job.summary.last_id)
+        self._save(job.id, wish)
+        self.launcher.start(job.id, wish.launches)
+        self._alive |= {job.id}
+
+    def _close(self, id: str) -> None:
+        """It was cancelled while no orchestrator was there to say so."""
+        job = self.get(id)
+        if not job.over:
+            tell_end(RunDirectory(self.directory(id)), "cancelled", "cancelled; what is committed stays")
+        self._save(id, replace(job.wish, wanted="rest"))
+
+    def _give_up(self, job: Job) -> None:
+        said = _last_line(self.directory(job.id) / OUTPUT)
+        message = f"its orchestrator ended {RESTARTS + 1} times without saying why; its last line: {said}"
+        tell_end(RunDirectory(self.directory(job.id)), "failed", message)
+        self._save(job.id, replace(job.wish, wanted="rest"))
+
+    def _save(self, id: str, wish: Wish) -> None:
+        wish.write(self.directory(id))
+        self._wishes[id] = wish
+
+
+def _past(state: State) -> str:
+    return {
+        "queued": "waits to be started",
+        "running": "is running",
+        "interrupted": "is interrupted",
+        "succeeded": "has succeeded",
+        "failed": "has failed",
+        "cancelled": "was cancelled",
+    }[state]
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = path.read_bytes()[-4096:].decode(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1][:300] if lines else "none"

@@ -1,0 +1,114 @@
+"""Orchestrators as Kubernetes Jobs: one Job object per launch, from a template (the chart's, in a ConfigMap).
+
+The template is a whole `batch/v1` Job whose first container has the orchestrator's image and mounts the directory of
+runs where this server does; name, labels and arguments are put in here. The runner's service account needs nothing of
+Jobs; this server's needs create, delete and list of `jobs` in its namespace.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import kubernetes
+import yaml
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from orchestrator.errors import ConfigError, RunError
+
+JOB_LABEL = "rlhf-orchestrate.dev/job"
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+ANSWER_S = 10.0
+
+
+def job_manifest(template: dict[str, Any], job: str, launch: int, runs: Path) -> dict[str, Any]:
+    """The Job object of a job's launch. Its name is the same whenever it is asked for."""
+    manifest = copy.deepcopy(template)
+    metadata = manifest.setdefault("metadata", {})
+    metadata["name"] = f"{job}-{launch}"
+    metadata.setdefault("labels", {})[JOB_LABEL] = job
+    pod = manifest["spec"]["template"]
+    pod.setdefault("metadata", {}).setdefault("labels", {})[JOB_LABEL] = job
+    pod["spec"]["containers"][0]["args"] = ["resume", str(runs / job)]
+    return manifest
+
+
+def job_alive(job: dict[str, Any]) -> bool:
+    """The Job has neither completed nor failed; one that is being deleted is alive until its pods are gone."""
+    conditions = (job.get("status") or {}).get("conditions") or []
+    return not any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
+
+
+class KubernetesLauncher:
+    """Launcher over a cluster's API. `runs` is the directory of runs as the template's container sees it."""
+
+    def __init__(self, runs: Path, template: dict[str, Any], namespace: str, api: Any) -> None:
+        """`api` is a kubernetes.client.BatchV1Api, whose types know models only where this sends and reads JSON."""
+        self._runs, self._template, self._namespace, self._api = runs, template, namespace, api
+
+    @classmethod
+    def connect(cls, runs: Path, template: Path) -> KubernetesLauncher:
+        """By the pod's service account, else by KUBECONFIG. Raises ConfigError."""
+        try:
+            manifest = yaml.safe_load(template.read_text())
+            if manifest["kind"] != "Job" or not manifest["spec"]["template"]["spec"]["containers"]:
+                raise ConfigError(f"{template}: want a Job manifest with a container")
+        except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+            raise ConfigError(f"{template}: not a Job manifest ({error})") from error
+        try:
+            if NAMESPACE_FILE.exists():
+                kubernetes.config.load_incluster_config()  # type: ignore[no-untyped-call]
+                namespace = NAMESPACE_FILE.read_text().strip()
+            else:
+                kubernetes.config.load_kube_config()  # type: ignore[no-untyped-call]
+                _, context = kubernetes.config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
+                namespace = context["context"].get("namespace", "default")
+        except kubernetes.config.ConfigException as error:
+            raise ConfigError(f"no cluster to run jobs on: {error}") from error
+        return cls(runs, manifest, manifest["metadata"].get("namespace", namespace), kubernetes.client.BatchV1Api())
+
+    def start(self, job: str, launch: int) -> None:
+        body = job_manifest(self._template, job, launch, self._runs)
+        try:
+            self._api.create_namespaced_job(self._namespace, body, _request_timeout=ANSWER_S)
+        except ApiException as error:
+            if error.status != 409:  # it exists: created by a server that did not live to note it
+                raise _failed(f"job {job} cannot be launched", error) from error
+        except HTTPError as error:
+            raise RunError(f"job {job} cannot be launched: the cluster's API is away: {error}") from error
+
+    def stop(self, job: str) -> None:
+        """Deletes the Job objects; they stay listed until their pods have ended in order."""
+        try:
+            self._api.delete_collection_namespaced_job(
+                self._namespace, label_selector=f"{JOB_LABEL}={job}", propagation_policy="Foreground",
+                _request_timeout=ANSWER_S,
+            )  # fmt: skip
+        except ApiException as error:
+            raise _failed(f"job {job} cannot be stopped", error) from error
+        except HTTPError as error:
+            raise RunError(f"job {job} cannot be stopped: the cluster's API is away: {error}") from error
+
+    def alive(self, jobs: Iterable[str]) -> frozenset[str]:
+        asked = frozenset(jobs)
+        if not asked:
+            return asked
+        try:
+            answer = self._api.list_namespaced_job(
+                self._namespace, label_selector=JOB_LABEL, _request_timeout=ANSWER_S, _preload_content=False
+            )
+            items = json.loads(answer.data)["items"]
+        except ApiException as error:
+            raise _failed("jobs cannot be listed", error) from error
+        except HTTPError as error:
+            raise RunError(f"jobs cannot be listed: the cluster's API is away: {error}") from error
+        return asked & {item["metadata"]["labels"][JOB_LABEL] for item in items if job_alive(item)}
+
+
+def _failed(what: str, error: ApiException) -> RunError:
+    hint = "; grant the API's service account create, delete and list of jobs" if error.status == 403 else ""
+    return RunError(f"{what}: the cluster's API answered {error.status} {error.reason}{hint}")

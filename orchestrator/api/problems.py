@@ -1,0 +1,86 @@
+"""Every error of the API is a problem document (RFC 9457), `application/problem+json`.
+
+{"type": "about:blank", "title": "Conflict", "status": 409, "detail": "job tiny-3f9a1c0b2d has succeeded", "errors": []}
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from orchestrator.api.redact import redacted
+from orchestrator.errors import OrchestratorError
+
+MEDIA_TYPE = "application/problem+json"
+log = logging.getLogger(__name__)
+
+
+class Problem(BaseModel):
+    """RFC 9457."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    errors: list[str] = Field(default=[], description="One line per mistake, where there may be several")
+
+
+class ApiError(Exception):
+    """An answer that is a problem."""
+
+    def __init__(
+        self, status: int, detail: str, errors: Sequence[str] = (), headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.errors, self.headers = status, detail, errors, headers
+
+
+def problem(
+    status: int, detail: str, errors: Sequence[str] = (), headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    title = HTTPStatus(status).phrase
+    lines = [redacted(line) for line in errors]
+    body = Problem(title=title, status=status, detail=redacted(detail), errors=lines)
+    return JSONResponse(body.model_dump(), status, headers=dict(headers or {}), media_type=MEDIA_TYPE)
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The problems that a route documents."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
+
+
+def install(app: FastAPI) -> None:
+    async def api_error(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, ApiError)
+        return problem(error.status, error.detail, error.errors, error.headers)
+
+    async def invalid(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        return problem(422, "the request is not what this operation takes", lines)
+
+    async def http_error(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return problem(error.status_code, str(error.detail), headers=error.headers)
+
+    async def run_error(_request: Request, error: Exception) -> JSONResponse:
+        log.error("%s", error)
+        return problem(500, str(error))
+
+    async def unexpected(_request: Request, error: Exception) -> JSONResponse:
+        return problem(500, f"unexpected {type(error).__name__}; the server's log has the trace")
+
+    app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(OrchestratorError, run_error)
+    app.add_exception_handler(Exception, unexpected)

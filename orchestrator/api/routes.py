@@ -1,0 +1,246 @@
+"""The routes of `/v1/jobs`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from orchestrator.api import models
+from orchestrator.api.feed import Feeds
+from orchestrator.api.jobs import ID, Job, Jobs, State
+from orchestrator.api.problems import ApiError, responses
+from orchestrator.api.redact import redacted
+from orchestrator.api.rows import MetricRows, columns
+from orchestrator.api.submission import JSON_TYPE, TOML_TYPE, read_job
+from orchestrator.errors import RunError
+from orchestrator.ledger import Books, StepCost, read_books
+
+LARGEST_JOB_BYTES = 1 << 20
+JobId = Annotated[str, Path(pattern=ID, max_length=48, description="A job's id")]
+AnyStep = Annotated[int | None, Query(ge=0, le=10**9)]
+SortKey = Literal["index", "score", "-score", "tokens", "-tokens"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What jobs of this server may use, and what they get where they say nothing."""
+
+    roots: Sequence[FilePath]
+    """Absolute and resolved; relative paths of a job begin at the first."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def job_routes(
+    jobs: Jobs, feeds: Feeds, site: Site, reads: Callable[..., object], writes: Callable[..., object]
+) -> APIRouter:
+    """`reads` and `writes` are the dependencies that check the caller's token."""
+    router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+    rows = MetricRows()
+    reading, writing = [Depends(reads)], [Depends(writes)]
+    known = responses(401, 404, 422)
+    steers = responses(401, 403, 404, 409, 422)
+
+    @router.post(
+        "", operation_id="submitJob", summary="Submit a job", status_code=201, response_model=models.JobDetail,
+        dependencies=writing, openapi_extra=_body(),
+        responses={
+            200: {"description": "The job that this Idempotency-Key made before", "model": models.JobDetail},
+            **responses(401, 403, 413, 415, 422),
+        },
+    )  # fmt: skip
+    async def submit(
+        request: Request,
+        response: Response,
+        idempotency_key: Annotated[
+            str | None, Header(min_length=1, max_length=200, description="A repeated request makes no second job")
+        ] = None,
+    ) -> dict[str, Any]:
+        body = await _read(request)
+        content_type = request.headers.get("content-type", "")
+        config = await asyncio.to_thread(read_job, body, content_type, roots=site.roots, defaults=site.defaults)
+        job, new = await asyncio.to_thread(jobs.submit, config, key=idempotency_key, body=body)
+        response.status_code = 201 if new else 200
+        response.headers["Location"] = f"/v1/jobs/{job.id}"
+        return _detail(job)
+
+    @router.get(
+        "", operation_id="listJobs", summary="List jobs, newest first", response_model=models.JobList,
+        dependencies=reading, responses=responses(401, 422),
+    )  # fmt: skip
+    def list_jobs(
+        state: Annotated[list[State] | None, Query(description="Only jobs in these states")] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        after: Annotated[str | None, Query(max_length=48, description="The `next` of the page before")] = None,
+    ) -> dict[str, Any]:
+        found = [job for job in jobs.all() if not state or job.state in state]
+        begin = next((i + 1 for i, job in enumerate(found) if job.id == after), 0)
+        page = found[begin : begin + limit]
+        more = begin + limit < len(found)
+        return {"jobs": [_view(job) for job in page], "next": page[-1].id if more else None}
+
+    @router.get(
+        "/{id}", operation_id="getJob", summary="A job and its configuration", response_model=models.JobDetail,
+        dependencies=reading, responses=known,
+    )  # fmt: skip
+    def get(id: JobId) -> dict[str, Any]:
+        return _detail(jobs.get(id))
+
+    @router.get(
+        "/{id}/events", operation_id="followEvents", summary="Events as they come (server-sent events)",
+        dependencies=reading, response_class=StreamingResponse,
+        responses={
+            200: {
+                "description": "Events until nothing more will come; `Last-Event-ID` takes up after a break",
+                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            },
+            204: {"description": "Nothing more will come: do not connect again"},
+            **known,
+        },
+    )  # fmt: skip
+    async def events(
+        id: JobId,
+        last_event_id: Annotated[int | None, Header(ge=0, le=2**53, description="The last event that was seen")] = None,
+        after: Annotated[int, Query(ge=0, le=2**53, description="The same, for clients that set no headers")] = 0,
+    ) -> Response:
+        seen = after if last_event_id is None else last_event_id
+        job = await asyncio.to_thread(jobs.get, id)
+        if job.settled and job.summary.last_id <= seen:
+            return Response(status_code=204)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(feeds.follow(id, seen), media_type="text/event-stream", headers=headers)
+
+    @router.get(
+        "/{id}/metrics", operation_id="getMetrics", summary="Metrics by step, under verl's names",
+        response_model=models.Metrics, dependencies=reading, responses=known,
+    )  # fmt: skip
+    def metrics(
+        id: JobId,
+        name: Annotated[
+            list[str] | None, Query(description="Only these; a name that ends in `/` is a beginning")
+        ] = None,
+        from_step: Annotated[int, Query(ge=0, le=10**9)] = 0,
+        to_step: AnyStep = None,
+    ) -> Response:
+        found = rows.read(jobs.directory(jobs.get(id).id) / "metrics.jsonl")
+        steps, values = columns(found, names=name or (), from_step=from_step, to_step=to_step)
+        return Response(json.dumps({"steps": steps, "metrics": values}), media_type=JSON_TYPE)
+
+    @router.get(
+        "/{id}/cost", operation_id="getCost", summary="Replica-seconds and dollars, by function and step",
+        response_model=models.CostView, dependencies=reading, responses=known,
+    )  # fmt: skip
+    def cost(id: JobId) -> dict[str, Any]:
+        books = read_books(jobs.directory(jobs.get(id).id) / "cost.json")
+        if books is None:
+            return Books([], StepCost(0), 0).to_json() | {"open": None}
+        return books.to_json()
+
+    @router.get(
+        "/{id}/checkpoints", operation_id="listCheckpoints", summary="Versions whose weights are kept",
+        response_model=models.Checkpoints, dependencies=reading, responses=known,
+    )  # fmt: skip
+    def checkpoints(id: JobId) -> dict[str, Any]:
+        job = jobs.get(id)
+        commits = job.summary.commits
+        kept = commits[:1] + commits[1:][-job.config.checkpoints.keep :]
+        listed = [{"step": e.data["step"], "created_at": e.time, "versions": e.data["versions"]} for e in kept]
+        return {"checkpoints": listed, "model": (jobs.directory(job.id) / "model").is_dir()}
+
+    @router.get(
+        "/{id}/samples", operation_id="listSamples", summary="Samples of a step: prompt, response, reward",
+        response_model=models.Samples, dependencies=reading, responses=known,
+    )  # fmt: skip
+    def samples(
+        id: JobId,
+        step: Annotated[int | None, Query(ge=0, le=10**9, description="Default: the last that has any")] = None,
+        contains: Annotated[str | None, Query(max_length=200, description="In the prompt or the response")] = None,
+        sort: SortKey = "index",
+        offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> dict[str, Any]:
+        number, found = read_samples(jobs.directory(jobs.get(id).id) / "samples", step)
+        if contains:
+            found = [s for s in found if contains in s["response"] or contains in s["prompt"]]
+        if sort != "index":
+            key = sort.lstrip("-")
+            found = sorted(found, key=lambda s: float(s.get(key) or 0.0), reverse=sort.startswith("-"))
+        return {"step": number, "total": len(found), "samples": found[offset : offset + limit]}
+
+    @router.post(
+        "/{id}/cancel", operation_id="cancelJob", summary="Stop a job; what is committed stays", status_code=202,
+        response_model=models.JobView, dependencies=writing, responses=steers,
+    )  # fmt: skip
+    def cancel(id: JobId) -> dict[str, Any]:
+        return _view(jobs.cancel(id))
+
+    @router.post(
+        "/{id}/resume", operation_id="resumeJob", summary="Go on with a job from its last committed step",
+        status_code=202, response_model=models.JobView, dependencies=writing, responses=steers,
+    )  # fmt: skip
+    def resume(id: JobId) -> dict[str, Any]:
+        return _view(jobs.resume(id))
+
+    @router.delete(
+        "/{id}", operation_id="deleteJob", summary="Delete a job that has ended, with all its files", status_code=204,
+        dependencies=writing, responses=steers,
+    )  # fmt: skip
+    def delete(id: JobId) -> Response:
+        jobs.delete(id)
+        return Response(status_code=204)
+
+    return router
+
+
+def _body() -> dict[str, Any]:
+    content = {
+        JSON_TYPE: {"schema": {"$ref": "#/components/schemas/JobConfig"}},
+        TOML_TYPE: {"schema": {"type": "string", "description": "A job file"}},
+    }
+    return {"requestBody": {"required": True, "content": content}}
+
+
+async def _read(request: Request) -> bytes:
+    """Raises ApiError 413 as soon as there is too much of it."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LARGEST_JOB_BYTES:
+            raise ApiError(413, f"a job has at most {LARGEST_JOB_BYTES} bytes", headers={"Connection": "close"})
+    return bytes(body)
+
+
+def _view(job: Job) -> dict[str, Any]:
+    shown = models.view(job)
+    message = shown["message"]
+    return shown | {"message": None if message is None else redacted(message)}
+
+
+def _detail(job: Job) -> dict[str, Any]:
+    config = json.loads(redacted(job.config.model_dump_json()))
+    knative = config["platform"]["knative"]
+    if knative is not None:
+        knative["env"] = dict.fromkeys(knative["env"], "***")
+    return _view(job) | {"config": config | {"name": job.wish.name}}
+
+
+def read_samples(directory: FilePath, step: int | None) -> tuple[int | None, list[dict[str, Any]]]:
+    """The step (the last that has samples, where none is given) and its samples. Raises ApiError 404, RunError."""
+    if step is None:
+        names = sorted(path.stem for path in directory.glob("[0-9]*.jsonl"))
+        if not names:
+            return None, []
+        step = int(names[-1])
+    path = directory / f"{step:06d}.jsonl"
+    try:
+        return step, [json.loads(line) for line in path.read_bytes().splitlines()]
+    except FileNotFoundError:
+        raise ApiError(404, f"step {step} has no samples") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from error

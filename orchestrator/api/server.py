@@ -1,0 +1,82 @@
+"""`rlhf-orchestrate serve`: the parts put together, and uvicorn around them."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from orchestrator.api.app import create_app
+from orchestrator.api.auth import Tokens
+from orchestrator.api.jobs import Jobs
+from orchestrator.api.launch import Launcher, LocalLauncher
+from orchestrator.api.routes import Site
+from orchestrator.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    runs: Path
+    data_roots: tuple[Path, ...]
+    host: str = "127.0.0.1"
+    port: int = 8080
+    tokens: Path | None = None
+    defaults: Path | None = None
+    """TOML that lies under every job: its exchange, its platform, its functions' machines."""
+    max_running: int = 1
+    """Jobs that run at a time; the others wait. 0: none is started."""
+    job_template: Path | None = None
+    """A Kubernetes Job manifest: orchestrators run as such Jobs. None: as processes here."""
+
+
+def build(options: ServeOptions) -> FastAPI:
+    """Raises ConfigError or RunError, one line."""
+    if options.tokens is None and not _loopback(options.host):
+        raise ConfigError(f"--host {options.host}: is open to others; --tokens FILE says who may use it")
+    roots = []
+    for root in options.data_roots:
+        if not root.is_dir():
+            raise ConfigError(f"--data-root {root}: no such directory")
+        roots.append(root.resolve())
+    runs = options.runs.resolve()
+    launcher: Launcher
+    if options.job_template is None:
+        launcher = LocalLauncher(runs)
+    else:
+        from orchestrator.api.launch_kubernetes import KubernetesLauncher
+
+        launcher = KubernetesLauncher.connect(runs, options.job_template)
+    defaults = {} if options.defaults is None else _toml(options.defaults)
+    tokens = None if options.tokens is None else Tokens(options.tokens)
+    return create_app(Jobs(runs, launcher, max_running=options.max_running), Site(roots, defaults), tokens)
+
+
+def serve(options: ServeOptions) -> None:
+    """Until SIGINT or SIGTERM. Jobs that run go on, and the next server finds them."""
+    app = build(options)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    print(f"http://{options.host}:{options.port}/docs", flush=True)
+    config = uvicorn.Config(
+        app, host=options.host, port=options.port, log_config=None, access_log=False, timeout_graceful_shutdown=3
+    )
+    uvicorn.Server(config).run()
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as TOML: {error}") from error
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,113 @@
+"""A job as it comes over HTTP: read, put over the installation's defaults, confined to its data, validated.
+
+Relative paths are those of the first data root; whatever a job names (symbolic links followed) must lie in a data root.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.api.problems import ApiError
+from orchestrator.config import PATHS, JobConfig, parse_job
+from orchestrator.errors import ConfigError, OrchestratorError
+from orchestrator.recipes import find_recipe
+from orchestrator.settings import merged, recipe_options, train_settings
+
+JSON_TYPE, TOML_TYPE = "application/json", "application/toml"
+REMOTE_EXCHANGES = ("redis", "rediss", "s3", "tiered+s3")
+DEEPEST = 32
+WHOLE = 2**63
+"""What TOML can hold: -WHOLE <= n < WHOLE."""
+
+
+def read_job(body: bytes, content_type: str, *, roots: Sequence[Path], defaults: Mapping[str, Any]) -> JobConfig:
+    """The job in a request's body. Raises ApiError 415 or 422, with one line per mistake."""
+    table = _parse(body, content_type.partition(";")[0].strip().lower())
+    mistakes = [*_unfit("", table, 0), *_not_a_jobs(table)]
+    if mistakes:
+        raise ApiError(422, "the job holds values that jobs of this server cannot", mistakes)
+    try:
+        job = parse_job(merged(defaults, table), base=roots[0])
+    except OrchestratorError as error:
+        raise ApiError(422, "the job cannot be what it says", str(error).splitlines()) from error
+    outside = list(_outside(job, roots))
+    if outside:
+        raise ApiError(422, "the job names files that jobs of this server may not use", outside)
+    if ".py:" not in job.recipe:  # a user's own recipe runs where the job runs, not here
+        try:
+            recipe = find_recipe(job.recipe)
+            train_settings(job, recipe)
+            recipe_options(job, recipe)
+        except ConfigError as error:
+            raise ApiError(422, "the job cannot be what it says", str(error).splitlines()) from error
+    return job
+
+
+def _parse(body: bytes, media_type: str) -> dict[str, Any]:
+    if media_type not in (JSON_TYPE, TOML_TYPE):
+        raise ApiError(415, f"a job is {JSON_TYPE} or {TOML_TYPE}, got {media_type or 'no Content-Type'}")
+    try:
+        text = body.decode()
+        value = json.loads(text) if media_type == JSON_TYPE else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # of UTF-8, JSON or TOML
+        raise ApiError(422, f"the body is not {media_type}", [f"body: {error}"]) from error
+    if not isinstance(value, dict):
+        raise ApiError(422, "the job cannot be what it says", ["body: want an object with the keys of a job"])
+    return value
+
+
+def _unfit(path: str, value: Any, depth: int) -> Iterator[str]:
+    """What a job file cannot hold, or a file name must not."""
+    where = path or "job"
+    if depth > DEEPEST:
+        yield f"{where}: nested more than {DEEPEST} deep"
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _text(where, key)
+            yield from _unfit(f"{path}.{key}" if path else key, inner, depth + 1)
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from _unfit(f"{path}.{i}", inner, depth + 1)
+    elif isinstance(value, str):
+        yield from _text(where, value)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{where}: should be a finite number, got {value}"
+    elif isinstance(value, int) and not -WHOLE <= value < WHOLE:
+        yield f"{where}: should fit in 64 bits, got a number of {value.bit_length()} bits"
+    elif value is None and path.startswith(("algorithm.", "recipe_options.")):
+        yield f"{where}: null is nothing that a job file can say; leave the key out"
+    elif value is not None and not isinstance(value, bool | int | float):
+        yield f"{where}: {type(value).__name__} is nothing that a job takes"
+
+
+def _text(where: str, text: str) -> Iterator[str]:
+    if any(not character.isprintable() for character in text):
+        yield f"{where}: {text[:60]!r} has characters that cannot be printed"
+
+
+def _outside(job: JobConfig, roots: Sequence[Path]) -> Iterator[str]:
+    """The paths of a job (absolute and resolved) that lie in none of the roots."""
+    named = [(f"{section}.{key}", getattr(getattr(job, section), key)) for section, key in PATHS]
+    for key, value in (("recipe", job.recipe), ("reward.score", job.reward.score)):
+        if ".py:" in value and "://" not in value:
+            named.append((key, value.rpartition(":")[0]))
+    for key, path in named:
+        if path is not None and not any(Path(path).is_relative_to(root) for root in roots):
+            places = " or ".join(map(str, roots))
+            yield f"{key}: {path!r} lies outside of {places}, where the data of jobs is"
+
+
+def _not_a_jobs(table: Mapping[str, Any]) -> Iterator[str]:
+    """What only the server's defaults may say: where functions run and as whom, and which directories are stores."""
+    platform, exchange = table.get("platform"), table.get("exchange")
+    if isinstance(platform, dict) and platform.get("knative") is not None:
+        yield "platform.knative: is set by the server's defaults, not by a job that comes over HTTP"
+    url = exchange.get("url") if isinstance(exchange, dict) else None
+    if isinstance(url, str) and url.partition(":")[0].lower() not in REMOTE_EXCHANGES:
+        kinds = ", ".join(f"{kind}://" for kind in REMOTE_EXCHANGES)
+        yield f"exchange.url: {url!r} is no store that jobs of this server may name ({kinds}); leave it out for its own"
