@@ -151,14 +151,14 @@ class VllmEngine:
         try:
             while open_requests and not stop():
                 begun_s = time.perf_counter()
-                outputs = engine.step()
+                outputs = _step(engine)
                 waiting = [state for state in starting if state.is_prefilling]
                 self._count_step(starting, waiting, len(open_requests), time.perf_counter() - begun_s)
                 starting = waiting
                 for output in outputs:
                     request, completion = open_requests.pop(named[output.request_id]), output.outputs[0]
                     if completion.finish_reason not in ("stop", "length"):
-                        raise RuntimeError(f"vLLM ended sample {request.number} with {completion.finish_reason!r}")
+                        raise ReplicaBroken(f"vLLM ended sample {request.number} with {completion.finish_reason!r}")
                     finish = Finish.STOP if completion.finish_reason == "stop" else Finish.LENGTH
                     yield _sample(request, completion.token_ids, completion.logprobs, finish, number)
             for name, request in open_requests.items():
@@ -227,6 +227,14 @@ class VllmEngine:
     def _held(self) -> LLMEngine:
         assert self._engine is not None
         return self._engine
+
+
+def _step(engine: LLMEngine) -> list[Any]:
+    """Outputs of one step. An engine that failed in a step has lost count of its blocks and requests."""
+    try:
+        return list(engine.step())
+    except Exception as error:
+        raise ReplicaBroken(f"vLLM failed while it sampled: {type(error).__name__}: {error}") from error
 
 
 def _keys(requests: Sequence[Request], sampling: Sampling) -> list[int]:

@@ -25,10 +25,12 @@ import torch
 from functions.function import Context, FatalError
 from functions.generate.engine import Engine, Request, Sample, Sampling
 from functions.generate.engines import ENGINES, Choice, EngineOptions, choose, make_engine
+from functions.generate.vllm_adapter import write_adapter
 from functions.generate.vllm_start import VllmSettings
 from functions.models import pick_device, pick_dtype
 from functions.params import parse
 from functions.samples import Finish, Ragged, SampleBatch
+from functions.weights.manifest import read_manifest
 from functions.weights.materialize import materialize
 from functions.wire import Call, Event, Json, Version
 
@@ -68,6 +70,7 @@ class GenerateFunction:
 
     `deterministic`: the same sample whatever else is in the batch, bit for bit (CPU, one thread).
     `vllm`: settings of the vLLM engine (VllmSettings: context, kv_cache_mb, memory_fraction, lora_rank, gpus, eager).
+    With engine = "vllm" and a lora_rank, adapters are swapped over their base; else they are merged into its weights.
     """
 
     def __init__(
@@ -98,6 +101,9 @@ class GenerateFunction:
         self._engine: Engine | None = None
         self._choice: Choice | None = None
         self._version: Version | None = None
+        self._swaps_adapters = engine == "vllm" and bool((vllm or {}).get("lora_rank"))
+        self._base: Version | None = None
+        """The version whose whole weights the engine holds: an adapter's base, where adapters are swapped."""
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "generate":
@@ -140,19 +146,30 @@ class GenerateFunction:
         if self._engine is not None and self._choice is not None and self._version == version:
             return self._engine, self._choice
         self._version = None
-        directory = Path(context.scratch) / "policy" / f"{version.model}.{version.number:06d}.{version.call}"
-        materialize(context.exchange, version, directory)
+        adapter = read_manifest(context.exchange, version).adapter if self._swaps_adapters else None
+        root = Path(context.scratch) / "policy"
+        directory, base = root / _name(version), root / _name(adapter.base if adapter else version)
         try:
+            if adapter is None or self._base != adapter.base:
+                materialize(context.exchange, adapter.base if adapter else version, base)
             if self._engine is None or self._choice is None:
-                self._choice = choose(self._wanted, directory, self._options)
+                self._choice = choose(self._wanted, base, self._options)
                 self._engine = make_engine(self._choice, self._options)
+            if adapter is not None:
+                write_adapter(context.exchange, read_manifest(context.exchange, version), directory, base)
+            self._base = None
             self._engine.load(version, directory)
         except (ValueError, OSError) as error:
             raise FatalError(f"policy {version.prefix}: {error}") from error
         finally:
-            shutil.rmtree(directory)  # the engine holds the weights now
+            shutil.rmtree(root, ignore_errors=True)  # the engine holds the weights now
+        self._base = adapter.base if adapter else version
         self._version = version
         return self._engine, self._choice
+
+
+def _name(version: Version) -> str:
+    return f"{version.model}.{version.number:06d}.{version.call}"
 
 
 def _keys(batch: SampleBatch) -> list[tuple[int, int]]:

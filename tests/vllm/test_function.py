@@ -9,15 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from functions.exchange.directory import DirectoryExchange
 from functions.function import Context, FatalError
 from functions.generate.engine import Sample
+from functions.generate.engine_vllm import VllmEngine
 from functions.generate.engines import EngineOptions, choose
 from functions.generate.function import GenerateFunction
 from functions.samples import Finish, SampleBatch
 from functions.weights.base import import_model
-from functions.wire import Call, Event
+from functions.weights.manifest import Adapter
+from functions.weights.materialize import materialize
+from functions.weights.store import publish
+from functions.wire import Call, Event, Version
 from tests.vllm.samples import Logprobs, edit_config, random_prompts, requests
 
 pytestmark = pytest.mark.vllm
@@ -73,6 +78,60 @@ def test_a_call_that_is_cut_and_taken_up_by_another_replica(
     (request,) = requests([prompts[int(whole[0].group[0])]])
     sample = Sample(0, whole[0].responses[0], whole[0].logprobs[: whole[0].responses.lengths[0]], Finish.STOP, 0)
     assert np.allclose(sample.logprobs, logprobs(model, request, sample, 1.0), atol=1e-5)
+
+
+def test_published_adapters_are_swapped_over_the_base_that_is_held(
+    make_model: Callable[..., Path], logprobs: Logprobs, tmp_path: Path
+) -> None:
+    """Version 0 is the base, 1 and 2 are adapters; a second replica starts at 2. Merged weights are the reference."""
+    model = make_model(73)
+    exchange = DirectoryExchange(tmp_path / "exchange")
+    base = import_model(exchange, "policy", model)
+    layers = load_file(model / "model.safetensors")
+    versions = [base]
+    for number in (1, 2):
+        torch.manual_seed(number)
+        tensors = {}
+        for name, weight in layers.items():
+            if name.endswith("q_proj.weight"):
+                stem = f"base_model.model.{name.removesuffix('.weight')}"
+                tensors[f"{stem}.lora_A.weight"] = torch.randn(8, weight.shape[1]) * 0.1
+                tensors[f"{stem}.lora_B.weight"] = torch.randn(weight.shape[0], 8) * 0.1
+        versions.append(Version("policy", number, "call"))
+        adapter = Adapter(base, 8, 16.0, ("q_proj",))
+        publish(
+            exchange,
+            versions[-1],
+            tensors=tensors,
+            state={},
+            trainer={},
+            model_files=None,
+            parent=base,
+            adapter=adapter,
+        )
+    batch = SampleBatch.of_prompts(random_prompts(1, [20]), samples_per_prompt=1, version=0)
+    ref = exchange.put("batches/one", batch.encode())
+    (request,) = requests(random_prompts(1, [20]))
+    for order in (versions, versions[2:]):
+        function = GenerateFunction(engine="vllm", device="cpu", vllm={"context": 512, "lora_rank": 8})
+        cores = set()
+        for version in order:
+            asked = Call(
+                f"{len(order)}.{version.number}", "generate", inputs={"samples": [ref]}, weights={"policy": version},
+                params={"max_response_length": 16, "ignore_eos": True},
+            )  # fmt: skip
+            events = list(function.call(asked, Context(exchange, str(tmp_path / "scratch"))))
+            assert events[0].ref is not None
+            found = SampleBatch.decode(exchange.get(events[0].ref))
+            assert found.version.tolist() == [version.number]
+            sample = Sample(0, found.responses[0], found.logprobs, Finish.LENGTH, version.number)
+            merged = materialize(exchange, version, tmp_path / "merged" / str(version.number))
+            assert np.allclose(found.logprobs, logprobs(merged, request, sample, 1.0), atol=2e-5)
+            engine = function._engine
+            assert isinstance(engine, VllmEngine)
+            cores.add(id(engine._engine))
+        assert len(cores) == 1
+        engine.close()
 
 
 def test_auto_says_what_it_took_and_why(make_model: Callable[..., Path], tmp_path: Path) -> None:
