@@ -83,10 +83,7 @@ class Outliner:
             finish_s = np.full(self.samples, finish_s[-1])
         release_s = self._releases(end, tail)
         sizes = micro_batches(self.samples)
-        found = [
-            self._whole(shards, tail, finish_s, release_s, size)
-            for size in sizes
-        ]
+        found = [self._whole(shards, tail, finish_s, release_s, size) for size in sizes]
         return min(found, key=lambda o: self.goal.rank(o.steady_s, o.cost))
 
     def _cut(self, end: Tail, shards: int) -> TailChoice:

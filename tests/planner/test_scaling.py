@@ -1,0 +1,50 @@
+"""The point of the curve for each goal, by hand; what cannot be met says by how much and what would."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.planner.base import CurvePoint
+from orchestrator.planner.scaling import Goal, Objective, Unmet, choose
+
+CURVE = [
+    CurvePoint(1, 100.0, 1.0, 100.0),
+    CurvePoint(2, 60.0, 1.2, 120.0),
+    CurvePoint(4, 40.0, 1.6, 160.0),
+    CurvePoint(8, 36.0, 2.9, 290.0),
+]
+
+
+@pytest.mark.parametrize(("objective", "replicas"), [("cost", 1), ("speed", 8), ("knee", 4)])
+def test_each_objective_picks_its_point(objective: Objective, replicas: int) -> None:
+    assert choose(CURVE, Goal(objective)).replicas == replicas
+
+
+def test_deadline_and_budget_bound_the_choice() -> None:
+    assert choose(CURVE, Goal("cost", deadline_s=50)).replicas == 4
+    assert choose(CURVE, Goal("speed", budget_usd=1.3)).replicas == 2
+
+
+def test_an_unmet_deadline_says_by_how_much_and_what_would() -> None:
+    with pytest.raises(
+        Unmet, match=r"deadline of 30 s .* 36 s with 8 replicas, 6 s \(20 %\) too late; .*deadline_s >= 36"
+    ):
+        choose(CURVE, Goal("cost", deadline_s=30))
+    with pytest.raises(Unmet, match=r"max_replicas = 16 would meet it \(25 s, 4 \$\)"):
+        choose(CURVE, Goal("cost", deadline_s=30), beyond=[CurvePoint(16, 25.0, 4.0, 400.0)])
+
+
+def test_an_unmet_budget_says_by_how_much_and_what_would() -> None:
+    with pytest.raises(Unmet, match=r"budget of 0.5 \$ .* 1 \$ with 1 replicas, 0.5 \$ \(100 %\) too much; .* >= 1"):
+        choose(CURVE, Goal("speed", budget_usd=0.5))
+    with pytest.raises(Unmet, match=r"deadline_s >= 60 would meet it \(2 replicas\)"):
+        choose(CURVE, Goal("cost", deadline_s=50, budget_usd=1.3))
+
+
+def test_goals_are_checked() -> None:
+    with pytest.raises(ValueError, match="objective is 'fast'"):
+        Goal("fast")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="deadline_s is 0"):
+        Goal(deadline_s=0)
+    with pytest.raises(ValueError, match="no points"):
+        choose([], Goal())

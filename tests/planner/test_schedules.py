@@ -1,0 +1,66 @@
+"""Fused pipeline schedules on the authors' published cases; every schedule is evaluated again, independently."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.planner.schedules import Pipelines, Task, anneal, greedy, simulate
+
+# Published by RLHFuse's authors: (pipelines, serial, greedy, annealed, lower bound).
+CASES = {
+    0: (Pipelines(8, 4, 32, 16, 5, 4, 1.95, 2.0), 813, 741, 708, 708),
+    2: (Pipelines(8, 4, 8, 4, 5, 4, 1.95, 2.0), 309, 239, 225, 225),
+    3: (Pipelines(8, 8, 32, 32, 5, 2, 1.95, 1.0), 819, 755, 702, 702),
+    5: (Pipelines(8, 8, 8, 8, 5, 2, 1.95, 1.0), 315, 225, 225, 225),
+    6: (Pipelines(16, 8, 64, 32, 2, 2, 1.64, 2.0), 708, 632, 618, 618),
+    8: (Pipelines(16, 8, 16, 8, 2, 2, 1.64, 2.0), 276, 214, 186, 186),
+    9: (Pipelines(16, 16, 64, 64, 2, 1, 1.64, 1.0), 711, 651, 613, 606),
+    10: (Pipelines(16, 16, 32, 32, 2, 1, 1.64, 1.0), 423, 363, 318, 318),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_serial_time_and_lower_bound_are_the_authors(case: int) -> None:
+    pipelines, serial, _, _, bound = CASES[case]
+    assert (pipelines.serial, pipelines.lower_bound) == (serial, bound)
+
+
+@pytest.mark.parametrize("case", [0, 2, 3, 5, 8, *(pytest.param(k, marks=pytest.mark.slow) for k in (6, 9, 10))])
+def test_greedy_is_executable_and_at_least_as_short_as_the_authors(case: int) -> None:
+    pipelines, _, published, _, bound = CASES[case]
+    found = greedy(pipelines)
+    assert simulate(pipelines, found.orders) == found.makespan
+    assert bound <= found.makespan <= published
+
+
+@pytest.mark.parametrize("case", [0, 2, 5])
+def test_annealing_reaches_the_authors_annealed_makespan(case: int) -> None:
+    pipelines, _, _, published, _ = CASES[case]
+    found = anneal(pipelines)
+    assert simulate(pipelines, found.orders) == found.makespan == published
+
+
+def test_one_pipeline_alone_is_1f1b() -> None:
+    # The small model does next to nothing: what is left is 1F1B of the large one, (m + pp - 1) 3 f.
+    pipelines = Pipelines(4, 4, 8, 1, 100, 1)
+    assert greedy(pipelines).makespan >= 3 * (8 + 4 - 1) * 100
+    assert greedy(pipelines).makespan <= 3 * (8 + 4 - 1) * 100 + 3 * 4
+
+
+def test_memory_counts_from_forward_to_backward() -> None:
+    found = greedy(Pipelines(1, 1, 1, 1, 1, 1, mem0=2.0, mem1=3.0))
+    assert found.makespan == 6
+    assert found.peak_memory in (3.0, 5.0)
+
+
+def test_deadlocks_and_missing_tasks_are_refused() -> None:
+    pipelines = Pipelines(1, 1, 1, 1, 1, 1)
+    f0, b0 = Task(0, 0, 0, False), Task(0, 0, 0, True)
+    f1, b1 = Task(1, 0, 0, False), Task(1, 0, 0, True)
+    assert simulate(pipelines, [[f0, f1, b1, b0]]) == 6
+    with pytest.raises(ValueError, match="deadlocks"):
+        simulate(pipelines, [[b0, f0, f1, b1]])
+    with pytest.raises(ValueError, match="exactly once"):
+        simulate(pipelines, [[f0, b0, f1]])
+    with pytest.raises(ValueError, match="pp0 = 8 must be a multiple of pp1 = 3"):
+        Pipelines(8, 3, 1, 1, 1, 1)

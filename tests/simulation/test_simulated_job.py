@@ -1,0 +1,108 @@
+"""The real loop and planner in virtual time: every policy trains the same; predictions close in on what happens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestrator.planner.devices import device, shape
+from orchestrator.planner.policies import POLICIES, policy
+from orchestrator.planner.scaling import Goal
+from orchestrator.simulation.job import Outcome, simulate
+from orchestrator.simulation.lengths import Lognormal, Trace
+from orchestrator.simulation.scenario import Scenario
+
+SMALL = Scenario(
+    "small", device("L40S"), shape("Qwen2.5-3B"), 8, "grpo", Lognormal.of(150, 0.8), prompts_per_step=12,
+    samples_per_prompt=4, max_response_length=600, train_gpus=4, epoch_steps=2, steps=8,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcome]:
+    return {name: simulate(SMALL, policy(name), deterministic=True) for name in ("serverful", "rlhfless", "ours")}
+
+
+def test_every_policy_commits_the_same_history(outcomes: dict[str, Outcome]) -> None:
+    histories = [o.history for o in outcomes.values()]
+    assert len(histories[0]) == 8
+    assert len({str(h["weights"]) for h in histories[0]}) == 8
+    assert histories[0] == histories[1] == histories[2]
+
+
+def test_a_simulation_repeats_itself_exactly() -> None:
+    first, again = (simulate(SMALL, policy("ours")) for _ in range(2))
+    assert first.step_s == again.step_s
+    assert first.total_gpu_s == again.total_gpu_s
+
+
+def test_a_held_pool_is_paid_for_the_whole_time_and_functions_only_while_they_exist(
+    outcomes: dict[str, Outcome],
+) -> None:
+    held, ours = outcomes["serverful"], outcomes["ours"]
+    assert held.total_gpu_s == pytest.approx(8 * sum(held.step_s))
+    assert ours.total_gpu_s < 0.9 * held.total_gpu_s
+    paid = sum(
+        {"generate": 1, "reference": 1, "train": 4}.get(u.function, 0) * ((u.stopped_s or 0.0) - u.started_s)
+        for u in ours.usage
+    )
+    assert ours.total_gpu_s == pytest.approx(paid)
+
+
+def test_predicted_step_time_is_within_15_percent_after_five_steps() -> None:
+    outcome = simulate(replace(SMALL, steps=14), policy("ours"))
+    errors = [m["planner/error/step"] for m in outcome.metrics[5:]]
+    assert np.median(errors) < 0.15
+    assert outcome.metrics[-1]["planner/length_tau"] > 0.5
+
+
+@pytest.mark.parametrize("name", ["rlhfuse", "ours"])
+def test_every_sample_is_generated_once_with_cuts_and_a_critic(name: str) -> None:
+    scenario = replace(SMALL, recipe="ppo", train_gpus=2, steps=4)
+    outcome = simulate(scenario, POLICIES[name], goal=Goal("speed"))
+    for result in outcome.plans:
+        lengths = result.report.lengths
+        assert sorted(lengths) == list(range(12))
+        assert all(len(values) == 4 for values in lengths.values())
+
+
+def test_a_trace_fixes_the_lengths(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        f'{{"step": {s}, "group": {g}, "index": {i}, "length": {10 + s + g + i}}}'
+        for s in (1, 2)
+        for g in range(12)
+        for i in range(4)
+    ]
+    path.write_text("\n".join(lines))
+    outcome = simulate(replace(SMALL, steps=2, lengths=Trace.read(path)), policy("ours"))
+    assert outcome.plans[1].report.lengths == {g: [12 + g + i for i in range(4)] for g in range(12)}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"step": 1, "group": 0, "length": 3}', r"trace.jsonl:1: lacks index"),
+        ("nonsense", r"trace.jsonl:1: not JSON"),
+        ('{"step": 1, "group": 0, "index": 0, "length": 0}', r"trace.jsonl:1: length is 0"),
+        ("", r"trace.jsonl: an empty trace"),
+    ],
+)
+def test_bad_traces_name_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(line)
+    with pytest.raises(ValueError, match=message):
+        Trace.read(path)
+
+
+def test_one_prompt_one_sample() -> None:
+    outcome = simulate(replace(SMALL, prompts_per_step=1, samples_per_prompt=1, steps=3), policy("ours"))
+    assert len(outcome.step_s) == 3
+
+
+def test_a_deadline_that_cannot_be_met_stops_the_job_and_says_what_would() -> None:
+    with pytest.raises(BaseException, match=r"deadline of 0\.5 s cannot be met"):
+        simulate(SMALL, policy("ours"), goal=Goal("cost", deadline_s=0.5))
