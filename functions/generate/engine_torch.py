@@ -84,7 +84,7 @@ class TorchEngine:
         if self._model is None or self._version is None:
             raise ValueError("generate before load: the engine holds no policy")
         model, number = self._model, self._version.number
-        check_requests(requests, sampling, model.context)
+        check_requests(requests, sampling, model.context, len(model.embed))
         self._stats = NO_STATS
         eos = np.zeros(0, np.int64) if sampling.ignore_eos else self._eos
         full = [r for r in requests if len(r.response) >= sampling.max_response_length]
@@ -114,7 +114,7 @@ class TorchEngine:
         shares: dict[tuple[int, bytes], list[Request]] = {}
         for request in requests:
             shares.setdefault((request.group, self._prefix(request).tobytes()), []).append(request)
-        width = _LANES if self._deterministic else self._slots
+        width = min(_LANES, self._slots) if self._deterministic else self._slots
         return [share[i : i + width] for share in shares.values() for i in range(0, len(share), width)]
 
     def _prefix(self, request: Request) -> npt.NDArray[np.int32]:

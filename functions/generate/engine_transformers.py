@@ -56,8 +56,8 @@ class TransformersEngine:
     def generate(self, requests: Sequence[Request], sampling: Sampling, stop: Callable[[], bool]) -> Iterator[Sample]:
         if self._version is None:
             raise ValueError("generate before load: the engine holds no policy")
-        context = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-        check_requests(requests, sampling, context)
+        config = self._model.config.get_text_config()
+        check_requests(requests, sampling, getattr(config, "max_position_embeddings", None), config.vocab_size)
         number = self._version.number
         self._stats = EngineStats(0, 0, 0, 0, 0.0, 0.0)
         left: list[Request] = []

@@ -132,8 +132,7 @@ class VllmEngine:
             raise ValueError("generate before load: the engine holds no policy")
         engine, number = self._held(), self._version.number
         model = engine.vllm_config.model_config
-        check_requests(requests, sampling, model.max_model_len)
-        _check_tokens(requests, model.get_vocab_size())
+        check_requests(requests, sampling, model.max_model_len, model.get_vocab_size())
         self._stats = _NO_STATS
         open_requests: dict[str, Request] = {}
         for request, key in zip(requests, _keys(requests, sampling), strict=True):
@@ -252,12 +251,3 @@ def _sample(request: Request, tokens: Any, logprobs: Any, finish: Finish, versio
         finish,
         version,
     )
-
-
-def _check_tokens(requests: Sequence[Request], vocabulary: int) -> None:
-    for r in requests:
-        for what, tokens in (("prompt", r.prompt), ("response", r.response)):
-            if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocabulary):
-                token = tokens.min() if tokens.min() < 0 else tokens.max()
-                who = f"sample (group {r.group}, index {r.index})"
-                raise ValueError(f"{who}: its {what} has token {token}, the model's vocabulary has {vocabulary}")

@@ -13,8 +13,9 @@ from functions.generate.engine import Request, Sample, Sampling
 from functions.samples import Finish
 
 
-def check_requests(requests: Sequence[Request], sampling: Sampling, context: int | None) -> None:
-    """Raises ValueError naming the first request that does not fit into `context` positions (None: no limit)."""
+def check_requests(requests: Sequence[Request], sampling: Sampling, context: int | None, vocabulary: int) -> None:
+    """Raises ValueError naming the first request that does not fit into `context` positions (None: no limit), or has a
+    token that the model does not know."""
     for r in requests:
         who = f"sample (group {r.group}, index {r.index})"
         if len(r.prompt) == 0:
@@ -24,6 +25,9 @@ def check_requests(requests: Sequence[Request], sampling: Sampling, context: int
                 f"{who}: prompt of {len(r.prompt)} tokens plus max_response_length {sampling.max_response_length} "
                 f"exceeds the model's context of {context}"
             )
+        for what, tokens in (("prompt", r.prompt), ("response", r.response)):
+            for token in tokens[(tokens < 0) | (tokens >= vocabulary)][:1]:
+                raise ValueError(f"{who}: its {what} has token {token}, the model's vocabulary has {vocabulary}")
 
 
 def eos_ids(model_dir: Path) -> npt.NDArray[np.int64]:

@@ -102,10 +102,13 @@ def test_engines_draw_the_same_tokens(model_dir: ModelDir, requests_for: Request
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("slots", "samples"), [(1, 3), (3, 8), (64, 2)])
-def test_any_number_of_slots(slots: int, samples: int, model_dir: ModelDir, requests_for: Requests) -> None:
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("slots", "samples"), [(1, 3), (3, 10), (64, 2)])
+def test_any_number_of_slots(
+    slots: int, samples: int, deterministic: bool, model_dir: ModelDir, requests_for: Requests
+) -> None:
     requests, sampling = requests_for(3, samples), Sampling(12, seed=1)
-    engine = build(TorchEngine, model_dir("llama"), slots=slots)
+    engine = build(TorchEngine, model_dir("llama"), slots=slots, deterministic=deterministic)
     check(model_dir("llama"), requests, list(engine.generate(requests, sampling, lambda: False)), sampling)
 
 
@@ -141,6 +144,8 @@ def test_refuses_what_does_not_fit(kind: Any, model_dir: ModelDir, requests_for:
         list(engine.generate([request], Sampling(29), lambda: False))
     with pytest.raises(ValueError, match="empty prompt"):
         list(engine.generate([replace(request, prompt=np.zeros(0, np.int32))], Sampling(29), lambda: False))
+    with pytest.raises(ValueError, match=r"prompt has token 97, the model's vocabulary has 97"):
+        list(engine.generate([replace(request, prompt=np.array([5, 97], np.int32))], Sampling(29), lambda: False))
 
 
 def test_load_names_a_tensor_that_is_missing_or_unknown(model_dir: ModelDir, tmp_path: Path) -> None:
