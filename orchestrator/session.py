@@ -23,7 +23,7 @@ from orchestrator.live import View
 from orchestrator.loop import Loop
 from orchestrator.planner.static import StaticPlanner
 from orchestrator.platforms.base import FunctionSpec
-from orchestrator.platforms.local import LocalPlatform
+from orchestrator.platforms.open import open_platform
 from orchestrator.prompts import PromptSource
 from orchestrator.recipes import Recipe, find_recipe
 from orchestrator.recorder import Recorder
@@ -80,7 +80,7 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
     store = Store(run.directory.open_exchange(job), patience_s=job.limits.store_s)
     epoch = await take_lease(store.durable, f"{os.uname().nodename} {os.getpid()}")
     journal = await Journal.open(store.durable)
-    platform = LocalPlatform(*run.directory.exchange(job), log_dir=path / "logs", warm_parent=job.platform.warm_parent)
+    platform = open_platform(job, *run.directory.exchange(job), log_dir=path / "logs")
     recorder = Recorder(job, path, store, journal.records, platform, specs, view, events)
     invoker = Invoker(
         platform,

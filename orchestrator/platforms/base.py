@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from functions.wire import Call, Event
+from orchestrator.errors import RunError
 
 ReplicaState = Literal["starting", "idle", "busy", "draining"]
 
@@ -61,7 +62,7 @@ class Usage:
     busy_s: float
 
 
-class PlatformError(Exception):
+class PlatformError(RunError):
     """The platform cannot do what was asked; the message says what, where, and what would help. Not retryable."""
 
 

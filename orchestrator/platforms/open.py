@@ -1,0 +1,19 @@
+"""From a job to its platform: the one place that knows them all. `kubernetes` loads only for a job on a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.config import JobConfig
+from orchestrator.platforms.base import Platform
+from orchestrator.platforms.local import LocalPlatform
+
+
+def open_platform(job: JobConfig, exchange: str, root: str, *, log_dir: Path) -> Platform:
+    """The platform of a job whose exchange is at `exchange`, under `root`. Raises PlatformError."""
+    if job.platform.knative is None:
+        return LocalPlatform(exchange, root, log_dir=log_dir, warm_parent=job.platform.warm_parent)
+    from orchestrator.platforms.knative import KnativePlatform
+    from orchestrator.platforms.knative_manifests import JobContext
+
+    return KnativePlatform(JobContext(job.name, exchange, root, job.limits.call_s, job.platform.knative))

@@ -1,0 +1,221 @@
+"""A stand-in for a cluster with Knative: the API paths that the platform uses, the ingress, and a kubeconfig.
+
+It is not kinder than a real one (tests/knative/objects.py has the traps). Replicas are real: processes with
+functions/server.py, forked from a warm parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from tests.knative.objects import SPEED, Cluster, Json, Pod, Refused, Revision
+
+T = TypeVar("T")
+PREFIXES = {
+    "/api/v1": "",
+    "/apis/batch/v1": "",
+    "/apis/serving.knative.dev/v1": "",
+    "/apis/autoscaling.internal.knative.dev/v1alpha1": "",
+}
+
+
+class ControlPlane:
+    """Runs in a thread of its own, until `close`."""
+
+    def __init__(self, root: Path, **limits: Any) -> None:
+        self.root = root
+        self._limits = limits
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
+        self._thread.start()
+        assert self._started.wait(30)
+
+    async def _main(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.cluster = Cluster(self.root, **self._limits)
+        self.away = False
+        """The API does not answer."""
+        paths = [f"{prefix}/namespaces/{{ns}}/{{kind}}" for prefix in PREFIXES]
+        verbs = ["GET", "POST", "PATCH", "DELETE"]
+        api = [Route(path + rest, self._api, methods=verbs) for path in paths for rest in ("", "/{name}")]
+        ingress = [Route("/{path:path}", self._ingress, methods=["GET", "POST"])]
+        self._servers = []
+        ports = []
+        for routes in (api, ingress):
+            listener = socket.create_server(("127.0.0.1", 0))
+            ports.append(listener.getsockname()[1])
+            config = uvicorn.Config(
+                Starlette(routes=routes), log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=1
+            )
+            server = uvicorn.Server(config)
+            server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+            self._servers.append((server, listener))
+        self.api_url, self.ingress_url = (f"http://127.0.0.1:{port}" for port in ports)
+        self._started.set()
+        try:
+            await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in self._servers))
+        finally:
+            await self.cluster.close()
+
+    def close(self) -> None:
+        for server, _ in self._servers:
+            server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def kubeconfig(self) -> Path:
+        path = self.root / "kubeconfig"
+        path.write_text(json.dumps({
+            "apiVersion": "v1", "kind": "Config", "current-context": "stand-in",
+            "contexts": [{"name": "stand-in", "context": {"cluster": "stand-in", "user": "u"}}],
+            "clusters": [{"name": "stand-in", "cluster": {"server": self.api_url}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+        }))  # fmt: skip
+        return path
+
+    def ask(self, question: Callable[[Cluster], T]) -> T:
+        """Runs `question` in the cluster's loop."""
+
+        async def run() -> T:
+            return question(self.cluster)
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+
+    # --- API -------------------------------------------------------------------------------------------------------
+
+    async def _api(self, request: Request) -> Response:
+        if self.away:
+            return JSONResponse({"kind": "Status", "message": "etcdserver: leader changed"}, 503)
+        if request.headers.get("authorization") != "Bearer t":
+            return JSONResponse({"kind": "Status", "message": "Unauthorized"}, 401)
+        kind, name = request.path_params["kind"], request.path_params.get("name")
+        if request.method != "GET":
+            self.cluster.writes.append((request.method, kind, name or ""))
+        try:
+            body = json.loads(await request.body() or b"null")
+            return self._answer(request, kind, name, body)
+        except Refused as refused:
+            return JSONResponse({"kind": "Status", "message": refused.message}, refused.status)
+
+    def _answer(self, request: Request, kind: str, name: str | None, body: Json) -> Response:
+        cluster = self.cluster
+        if request.method == "POST":
+            return JSONResponse(cluster.create(kind, body), 201)
+        if name is None:
+            assert kind == "pods", "only pods are listed"
+            job = request.query_params["labelSelector"].split(",")[0].split("=")[1]
+            if request.query_params.get("watch"):
+                return StreamingResponse(self._watch(int(request.query_params["resourceVersion"]), job))
+            items = [pod.value for pod in cluster.pods.values() if _of(pod.value, job)]
+            seen = cluster.events[-1][0] if cluster.events else 0
+            return JSONResponse({"items": items, "metadata": {"resourceVersion": str(seen)}})
+        if request.method == "GET":
+            return JSONResponse(cluster.get(kind, name))
+        if request.method == "DELETE":
+            cluster.delete(kind, name, (body or {}).get("gracePeriodSeconds"))
+            return JSONResponse({"kind": "Status", "status": "Success"})
+        if request.headers["content-type"] == "application/apply-patch+yaml":
+            assert request.query_params["fieldManager"]
+            return JSONResponse(cluster.apply_service(body))
+        assert request.headers["content-type"] == "application/merge-patch+json"
+        return JSONResponse(cluster.patch(kind, name, body))
+
+    async def _watch(self, seen: int, job: str) -> AsyncIterator[bytes]:
+        cluster = self.cluster
+        while not self._servers[0][0].should_exit:
+            for version, kind, value in [event for event in cluster.events if event[0] > seen]:
+                seen = version
+                if _of(value, job):
+                    yield json.dumps({"type": kind, "object": value}).encode() + b"\n"
+            async with cluster.moved:
+                if cluster.events and cluster.events[-1][0] > seen:
+                    continue
+                try:
+                    async with asyncio.timeout(0.2):
+                        await cluster.moved.wait()
+                except TimeoutError:
+                    continue
+
+    # --- ingress, activator, queue-proxy -----------------------------------------------------------------------------
+
+    async def _ingress(self, request: Request) -> Response:
+        name = request.headers["host"].split(".")[0]
+        service = self.cluster.objects.get(("services", name))
+        if service is None or "latestReadyRevisionName" not in service.get("status", {}):
+            return Response(status_code=404)
+        revision = self.cluster.revisions[service["status"]["latestReadyRevisionName"]]
+        body = await request.body()
+        pod = await self._free(revision)
+        pod.busy = True
+        transport = httpx.AsyncHTTPTransport(uds=str(pod.path))
+        client = httpx.AsyncClient(transport=transport, timeout=None)
+        headers = {k: v for k, v in request.headers.items() if k in ("authorization", "content-type")}
+        message = client.build_request(
+            request.method, f"http://pod/{request.path_params['path']}", content=body, headers=headers
+        )
+        try:
+            response = await client.send(message, stream=True)
+        except httpx.TransportError:
+            await self._free_again(pod, client)
+            return Response("EOF", 502)
+        limit_s = revision.template["spec"]["timeoutSeconds"] / SPEED
+        return Relayed(self._relay(pod, client, response, limit_s), response.status_code)
+
+    async def _free(self, revision: Revision) -> Pod:
+        """A ready pod without a request; the activator holds what finds none. One request a pod, always."""
+        revision.waiting += 1
+        try:
+            while True:
+                self.cluster.poke(revision)
+                for pod in revision.live:
+                    if pod.ready and not pod.busy:
+                        return pod
+                revision.freed.clear()
+                await revision.freed.wait()
+        finally:
+            revision.waiting -= 1
+
+    async def _relay(
+        self, pod: Pod, client: httpx.AsyncClient, response: httpx.Response, limit_s: float
+    ) -> AsyncIterator[bytes]:
+        try:
+            async with asyncio.timeout(limit_s):
+                async for block in response.aiter_raw():
+                    yield block
+        except TimeoutError:
+            yield b"activator request timeout"  # and the end is clean
+        finally:
+            await self._free_again(pod, client)
+
+    async def _free_again(self, pod: Pod, client: httpx.AsyncClient) -> None:
+        await client.aclose()
+        pod.busy = False
+        pod.revision.freed.set()
+
+
+class Relayed(StreamingResponse):
+    """Cut off, not ended, when the replica is."""
+
+    async def stream_response(self, send: Any) -> None:
+        try:
+            await super().stream_response(send)
+        except httpx.TransportError:
+            await asyncio.sleep(1 / SPEED)
+            raise ConnectionResetError("the replica is gone") from None
+
+
+def _of(value: Json, job: str) -> bool:
+    return bool(value["metadata"]["labels"].get("rlhf-orchestrate/job") == job)

@@ -1,0 +1,443 @@
+"""Kubernetes objects of the stand-in, in memory, with the traps and latencies of reference measurements.
+
+Seconds of the cluster pass `SPEED` times faster than ours, but for the lease's (`activeDeadlineSeconds` counts ours).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+import itertools
+import json
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.platforms.local_process import Process, WarmLauncher
+
+Json = dict[str, Any]
+
+SPEED = 20.0
+AUTOSCALER_TICK_S = 2 / SPEED
+READY_S = 1.2 / SPEED
+ANNOTATION_S = 0.05
+START_S = 0.25
+"""These two race with requests, which do not pass faster: one to five, as measured (0.18 s, 0.85 s)."""
+DRAIN_S = 31 / SPEED
+SHORT_GRACE_S = 2.5 / SPEED
+WINDOW_S = 6 / SPEED
+GRACE_S = 1 / SPEED
+MIN, MAX, COST = (
+    "autoscaling.knative.dev/min-scale",
+    "autoscaling.knative.dev/max-scale",
+    "controller.kubernetes.io/pod-deletion-cost",
+)
+
+
+class Refused(Exception):
+    """An answer of the API other than 2xx."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+def merge(into: Json, patch: Json) -> None:
+    """RFC 7386."""
+    for key, value in patch.items():
+        if value is None:
+            into.pop(key, None)
+        elif isinstance(value, dict):
+            merge(into.setdefault(key, {}), value)
+        else:
+            into[key] = copy.deepcopy(value)
+
+
+@dataclass(eq=False)
+class Pod:
+    value: Json
+    revision: Revision
+    path: Path
+    process: Process | None = None
+    ready: bool = False
+    busy: bool = False
+    removing: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def name(self) -> str:
+        return str(self.value["metadata"]["name"])
+
+
+@dataclass(eq=False)
+class Revision:
+    value: Json
+    service: str
+    template: Json
+    active_before: bool = False
+    """The autoscaler has data: since it last started, a request has come."""
+    minimum: int = 0
+    last_request_s: float = float("-inf")
+    waiting: int = 0
+    """Requests in the activator."""
+    replicas: int = 0
+    pods: list[Pod] = field(default_factory=list)
+    freed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def name(self) -> str:
+        return str(self.value["metadata"]["name"])
+
+    @property
+    def live(self) -> list[Pod]:
+        return [pod for pod in self.pods if not pod.removing]
+
+
+class Cluster:
+    """`slots`: how many pods the node can take. `features` of config-features that are on."""
+
+    def __init__(self, root: Path, *, slots: int = 8, max_timeout_s: int = 3600) -> None:
+        self.root, self.slots, self.max_timeout_s = root, slots, max_timeout_s
+        self.features: set[str] = set()
+        self.objects: dict[tuple[str, str], Json] = {}
+        """By (kind, name): services, revisions, jobs, secrets."""
+        self.revisions: dict[str, Revision] = {}
+        self.events: list[tuple[int, str, Json]] = []
+        self.version = itertools.count(1)
+        self.moved = asyncio.Condition()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.pods: dict[str, Pod] = {}
+        self.launcher = WarmLauncher([], root / "warm.log")
+        self.uids = itertools.count(1)
+        self.drained: list[str] = []
+        """Ready pods without a request that held their GPU for a whole drain."""
+        self.writes: list[tuple[str, str, str]] = []
+        """Every write that the API was asked for: verb, kind, name."""
+
+    def spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def close(self) -> None:
+        for task in list(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.launcher.close()
+
+    # --- objects ---------------------------------------------------------------------------------------------------
+
+    def get(self, kind: str, name: str) -> Json:
+        if kind == "pods":
+            for pod in list(self.pods.values()):
+                if pod.name == name:
+                    return pod.value
+        if (kind, name) not in self.objects:
+            raise Refused(404, f'{kind} "{name}" not found')
+        return self.objects[kind, name]
+
+    def create(self, kind: str, value: Json) -> Json:
+        meta = value["metadata"]
+        uid = next(self.uids)
+        if "generateName" in meta:
+            meta["name"] = f"{meta['generateName']}{uid:05d}"
+        if (kind, meta["name"]) in self.objects:
+            raise Refused(409, f'{kind} "{meta["name"]}" already exists')
+        meta |= {"uid": f"uid-{uid}", "generation": 1}
+        if kind == "secrets":
+            value["data"] = {k: base64.b64encode(v.encode()).decode() for k, v in value.pop("stringData").items()}
+        self.objects[kind, meta["name"]] = value
+        if kind == "jobs":
+            value["status"] = {}
+            value["_begun_s"] = _now_s()
+            self.spawn(self._deadline(value))
+        return value
+
+    def apply_service(self, value: Json) -> Json:
+        name, template = value["metadata"]["name"], value["spec"]["template"]
+        self._admit(template)
+        known = self.objects.get(("services", name))
+        if known is None:
+            known = self.create("services", copy.deepcopy(value))
+            self._new_revision(known)
+        elif known["spec"]["template"] != template:
+            known["spec"] = copy.deepcopy(value["spec"])
+            known["metadata"]["generation"] += 1
+            self._new_revision(known)
+        return known
+
+    def _admit(self, template: Json) -> None:
+        """What the webhook refuses where a cluster has Knative's own settings."""
+        spec, annotations = template["spec"], template["metadata"]["annotations"]
+        flags = {"nodeSelector": "nodeselector", "tolerations": "tolerations", "runtimeClassName": "runtimeclassname"}
+        for fieldname, flag in flags.items():
+            if fieldname in spec and flag not in self.features:
+                raise Refused(
+                    400,
+                    "admission webhook denied the request: validation failed: must not set the field(s):"
+                    f" spec.template.spec.{fieldname}",
+                )
+        if spec["timeoutSeconds"] > self.max_timeout_s:
+            raise Refused(
+                400,
+                f"validation failed: expected 0 <= {spec['timeoutSeconds']} <= {self.max_timeout_s}:"
+                " spec.template.spec.timeoutSeconds",
+            )
+        if float(annotations["autoscaling.knative.dev/window"].removesuffix("s")) < 6:
+            raise Refused(400, "validation failed: window: expected 6s <= 5s <= 1h0m0s")
+
+    def _new_revision(self, service: Json) -> None:
+        name = service["metadata"]["name"]
+        for old in [r for r in self.revisions.values() if r.service == name]:
+            old.minimum = 0  # unreachable: min-scale no longer counts
+        number = service["metadata"]["generation"]
+        annotations = dict(service["spec"]["template"]["metadata"]["annotations"])
+        value: Json = {"metadata": {"name": f"{name}-{number:05d}", "annotations": annotations}}
+        revision = Revision(value, name, service["spec"]["template"])
+        self.objects["revisions", revision.name] = value
+        self.revisions[revision.name] = revision
+        service["status"] = {"observedGeneration": number, "conditions": [{"type": "Ready", "status": "Unknown"}]}
+        self.spawn(self._become_ready(service, revision))
+        self.spawn(self._autoscale(revision))
+
+    async def _become_ready(self, service: Json, revision: Revision) -> None:
+        await asyncio.sleep(READY_S)
+        host = f"{revision.service}.default.svc.cluster.local"
+        service["status"] |= {
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "latestReadyRevisionName": revision.name,
+            "address": {"url": f"http://{host}"},
+        }
+
+    def patch(self, kind: str, name: str, patch: Json) -> Json:
+        if kind == "podautoscalers":
+            if name not in self.revisions:
+                raise Refused(404, f'podautoscalers "{name}" not found')
+            return {"metadata": {"name": name}}  # and the Revision's value is back within 40 ms
+        value = self.get(kind, name)
+        if kind == "services" and any(key.startswith("autoscaling") for key in _annotations(patch)):
+            raise Refused(400, "validation failed: invalid key name: metadata.annotations.autoscaling.knative.dev")
+        changed = copy.deepcopy(value)
+        merge(changed, patch)
+        if kind == "revisions":
+            annotations = changed["metadata"]["annotations"]
+            low, high = int(annotations.get(MIN, "0")), int(annotations.get(MAX, "0"))
+            if high and low > high:
+                raise Refused(400, f"validation failed: max-scale={high} is less than min-scale={low}")
+            self.spawn(self._annotated(self.revisions[name], low))
+        value.clear()
+        value.update(changed)
+        if kind == "pods":
+            self._tell("MODIFIED", value)
+        return value
+
+    async def _annotated(self, revision: Revision, minimum: int) -> None:
+        await asyncio.sleep(ANNOTATION_S)
+        revision.minimum = minimum
+        self._decide(revision)
+
+    def delete(self, kind: str, name: str, grace_s: float | None) -> None:
+        if kind == "pods":
+            pod = next((pod for pod in list(self.pods.values()) if pod.name == name), None)
+            if pod is None:
+                raise Refused(404, f'pods "{name}" not found')
+            self.remove(pod, short=grace_s is not None and grace_s <= 1)
+            return
+        value = self.get(kind, name)
+        del self.objects[kind, name]
+        if kind == "services":
+            for revision in [r for r in self.revisions.values() if r.service == name]:
+                self.spawn(self._collect(revision))
+        for owned_kind, owned_name in list(self.objects):
+            owners = self.objects[owned_kind, owned_name]["metadata"].get("ownerReferences", ())
+            if any(owner["uid"] == value["metadata"].get("uid") for owner in owners):
+                self.delete(owned_kind, owned_name, None)
+
+    async def _collect(self, revision: Revision) -> None:
+        await asyncio.sleep(0.3 / SPEED)  # Service, Configuration, Revision, Deployment, ReplicaSet
+        self.objects.pop(("revisions", revision.name), None)
+        self.revisions.pop(revision.name, None)
+        for pod in revision.live:
+            self.remove(pod)
+
+    async def _deadline(self, job: Json) -> None:
+        while _now_s() < job["_begun_s"] + job["spec"]["activeDeadlineSeconds"]:
+            await asyncio.sleep(0.02)
+        name = job["metadata"]["name"]
+        job["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]}
+        if ("jobs", name) in self.objects:
+            self.delete("jobs", name, None)
+
+    # --- autoscaler, ReplicaSet ------------------------------------------------------------------------------------
+
+    async def _autoscale(self, revision: Revision) -> None:
+        while revision.name in self.revisions:
+            self._decide(revision)
+            await asyncio.sleep(AUTOSCALER_TICK_S)
+
+    def _decide(self, revision: Revision) -> None:
+        if revision.name not in self.revisions or not revision.active_before:
+            return  # the trap: without data, min-scale does nothing
+        recent = revision.waiting > 0 or _now_s() - revision.last_request_s < WINDOW_S
+        wish = max(revision.minimum, self._own_wish(revision) if recent else 0)
+        high = int(revision.value["metadata"]["annotations"].get(MAX, "0"))
+        revision.replicas = min(wish, high) if high else wish
+        self._reconcile(revision)
+
+    def _own_wish(self, revision: Revision) -> int:
+        """The autoscaler's: by metric rps with a high target one, by concurrency what is open or was, over 70 %."""
+        if revision.value["metadata"]["annotations"].get("autoscaling.knative.dev/metric") == "rps":
+            return 1
+        return round(1.5 * (revision.waiting + sum(pod.busy for pod in revision.pods)) + 0.49)
+
+    def poke(self, revision: Revision) -> None:
+        """A request has come."""
+        revision.last_request_s = _now_s()
+        revision.active_before = True
+        if revision.replicas == 0:
+            self._decide(revision)
+
+    def _reconcile(self, revision: Revision) -> None:
+        """The ReplicaSet: not ready ones first, then the cheapest, busy or not."""
+        live = revision.live
+        for _ in range(revision.replicas - len(live)):
+            self._add(revision)
+        surplus = len(live) - revision.replicas
+        if surplus > 0:
+            order = sorted(live, key=lambda p: (p.ready, int(_annotations(p.value).get(COST, "0")), not p.busy))
+            for pod in order[:surplus]:
+                self.remove(pod)
+
+    # --- pods ------------------------------------------------------------------------------------------------------
+
+    def _add(self, revision: Revision) -> None:
+        uid = next(self.uids)
+        name = f"{revision.name}-deployment-{uid:05d}"
+        value: Json = {
+            "metadata": {"name": name, "labels": dict(revision.template["metadata"]["labels"]), "annotations": {}},
+            "spec": copy.deepcopy(revision.template["spec"]),
+            "status": {"phase": "Pending", "conditions": []},
+        }
+        pod = Pod(value, revision, self.root / f"{uid}.sock")
+        revision.pods.append(pod)
+        self.pods[name] = pod
+        self._tell("ADDED", value)
+        self.spawn(self._live(pod))
+
+    async def _live(self, pod: Pod) -> None:
+        try:
+            await self._schedule(pod)
+            await self._start(pod)
+            assert pod.process is not None
+            code = await asyncio.shield(pod.process.exited)
+            while not pod.removing:  # restartPolicy: Always
+                pod.ready = False
+                statuses: list[Json] = [
+                    {"restartCount": 1, "state": {}, "lastState": {"terminated": {"exitCode": code}}}
+                ]
+                pod.value["status"] |= {"containerStatuses": statuses, "conditions": _conditions(False)}
+                if code == -signal.SIGKILL and pod.value["metadata"].pop("oom", False):
+                    statuses[0]["lastState"]["terminated"]["reason"] = "OOMKilled"
+                self._tell("MODIFIED", pod.value)
+                await self._start(pod)
+                code = await asyncio.shield(pod.process.exited)
+        finally:
+            pod.revision.pods.remove(pod)
+            del self.pods[pod.name]
+            self._tell("DELETED", pod.value)
+            pod.gone.set()
+            pod.revision.freed.set()
+            if pod.revision.name in self.revisions:
+                self._reconcile(pod.revision)
+
+    async def _schedule(self, pod: Pod) -> None:
+        said = False
+        while sum("nodeName" in p.value["spec"] for p in list(self.pods.values())) >= self.slots:
+            if not said:
+                said = True
+                pod.value["status"]["conditions"] = [{
+                    "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                    "message": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
+                }]  # fmt: skip
+                self._tell("MODIFIED", pod.value)
+            if pod.removing:
+                raise asyncio.CancelledError
+            await asyncio.sleep(0.01)
+        pod.value["spec"]["nodeName"] = "node"
+        pod.value["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
+        self._tell("MODIFIED", pod.value)
+
+    async def _start(self, pod: Pod) -> None:
+        container = pod.value["spec"]["containers"][0]
+        if container["image"] == "missing":
+            waiting = {"reason": "ImagePullBackOff", "message": "manifest unknown"}
+            pod.value["status"]["containerStatuses"] = [
+                {"restartCount": 0, "image": "missing", "state": {"waiting": waiting}}
+            ]
+            self._tell("MODIFIED", pod.value)
+            while not pod.removing:
+                await asyncio.sleep(0.01)
+            raise asyncio.CancelledError
+        env = {v["name"]: v.get("value", "") for v in container["env"]}
+        secret = next(v["valueFrom"]["secretKeyRef"] for v in container["env"] if v["name"] == "RLHF_TOKEN")
+        token = base64.b64decode(self.get("secrets", secret["name"])["data"][secret["key"]]).decode()
+        pod.path.unlink(missing_ok=True)
+        await asyncio.sleep(START_S)
+        if pod.removing:
+            raise asyncio.CancelledError
+        pod.process = await self.launcher.start(
+            {
+                "kind": env["RLHF_KIND"], "options": json.loads(env["RLHF_OPTIONS"]), "exchange": env["RLHF_EXCHANGE"],
+                "job": env["RLHF_JOB"], "name": pod.name, "threads": 1, "token": token, "heartbeat_s": 0.2,
+            },
+            pod.path, self.root / "pods.log",
+        )  # fmt: skip
+        pod.ready = True
+        pod.value["status"] |= {"phase": "Running", "conditions": _conditions(True)}
+        self._tell("MODIFIED", pod.value)
+        pod.revision.freed.set()
+
+    def remove(self, pod: Pod, *, short: bool = False) -> None:
+        """A pod that is terminating already goes on as it was: a second DELETE with a short grace does not help."""
+        if not pod.removing:
+            pod.removing = True
+            pod.value["metadata"]["deletionTimestamp"] = "now"
+            self._tell("MODIFIED", pod.value)
+            self.spawn(self._terminate(pod, short))
+            if pod.revision.name in self.revisions:
+                self._reconcile(pod.revision)
+
+    async def _terminate(self, pod: Pod, short: bool) -> None:
+        if not short and pod.ready and not pod.busy:
+            self.drained.append(pod.name)
+        await asyncio.sleep(SHORT_GRACE_S if short else DRAIN_S)
+        while not short and pod.busy:  # a function that drains finishes its call
+            await asyncio.sleep(0.01)
+        if pod.process is not None:
+            pod.process.kill()
+
+    # --- watch -----------------------------------------------------------------------------------------------------
+
+    def _tell(self, kind: str, value: Json) -> None:
+        value["metadata"]["resourceVersion"] = str(version := next(self.version))
+        self.events.append((version, kind, copy.deepcopy(value)))
+        self.spawn(self._notify())
+
+    async def _notify(self) -> None:
+        async with self.moved:
+            self.moved.notify_all()
+
+
+def _conditions(ready: bool) -> list[Json]:
+    return [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": str(ready)}]
+
+
+def _annotations(value: Json) -> Json:
+    found: Json = value.get("metadata", {}).get("annotations") or {}
+    return found
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

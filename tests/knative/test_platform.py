@@ -1,0 +1,291 @@
+"""The Knative platform against the stand-in control plane; replicas are real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from functions.wire import Call, Event
+from orchestrator.config import KnativeConfig
+from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
+from orchestrator.platforms.knative import KnativePlatform
+from orchestrator.platforms.knative_manifests import JobContext
+from orchestrator.platforms.knative_scale import Timing
+from tests.knative.conftest import Start
+from tests.knative.control_plane import ControlPlane
+from tests.knative.objects import SPEED
+
+FUNCTIONS = Path(__file__).parents[1] / "server" / "functions_for_tests.py"
+COUNT = FunctionSpec("count", f"{FUNCTIONS}:Count", max_replicas=4)
+FAST = Timing(quiet_s=8 / SPEED, lease_s=1.0, renew_s=0.2, pending_s=2.0, close_s=5.0, ready_s=10.0)
+
+
+def context(plane: ControlPlane, **settings: Any) -> JobContext:
+    config = KnativeConfig(**({"image": "functions", "ingress": plane.ingress_url} | settings))
+    return JobContext("job", str(plane.root / "exchange"), "job", 600.0, config)
+
+
+@asynccontextmanager
+async def knative(
+    plane: ControlPlane, *specs: FunctionSpec, timing: Timing = FAST, **settings: Any
+) -> AsyncIterator[KnativePlatform]:
+    platform = KnativePlatform(context(plane, **settings), timing=timing)
+    try:
+        await platform.deploy(specs or [COUNT])
+        yield platform
+    finally:
+        await platform.close()
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 60))
+
+
+def count(call: str, n: int = 2, **params: Any) -> Call:
+    return Call(call, "count", params={"n": n} | params)
+
+
+async def answer(platform: KnativePlatform, call: Call) -> list[Event]:
+    return [event async for event in platform.call("count", call) if event.kind not in ("progress", "started")]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # bounded by `run`
+        await asyncio.sleep(0.01)
+
+
+def live(plane: ControlPlane) -> int:
+    return plane.ask(lambda cluster: sum(not pod.removing for pod in cluster.pods.values()))
+
+
+def test_a_call_from_zero_and_back_to_zero(control_plane: Start) -> None:
+    plane = control_plane()
+
+    async def test() -> None:
+        async with knative(plane) as platform:
+            assert live(plane) == 0
+            await platform.scale("count", 1)
+            events = await answer(platform, count("a"))
+            assert [event.kind for event in events] == ["samples", "samples", "done"]
+            await platform.scale("count", 0)
+            await until(lambda: not platform.replicas())
+            assert plane.ask(lambda cluster: len(cluster.pods)) == 0
+            lives = platform.usage()
+            assert all(life.stopped_s is not None for life in lives)
+            assert sum(life.busy_s for life in lives) > 0
+        assert plane.ask(lambda cluster: [kind for kind, _ in cluster.objects]) == []
+
+    run(test())
+
+
+def test_min_scale_of_a_revision_never_active_needs_a_request(control_plane: Start) -> None:
+    plane = control_plane()
+
+    async def test() -> None:
+        async with knative(plane) as platform:
+            await platform.scale("count", 3)  # no call: only the wake-up request can make this true
+            await until(lambda: sum(r.state == "idle" for r in platform.replicas()) == 3)
+
+    run(test())
+
+
+def test_scale_makes_no_new_revision_and_spares_busy_replicas(control_plane: Start) -> None:
+    plane = control_plane()
+
+    async def test() -> None:
+        async with knative(plane) as platform:
+            await platform.scale("count", 4)
+            await until(lambda: sum(r.state == "idle" for r in platform.replicas()) == 4)
+            calls = [asyncio.create_task(answer(platform, count(f"c{i}", pause_s=1.0))) for i in range(2)]
+            await until(lambda: sum(r.state == "busy" for r in platform.replicas()) == 2)
+            busy = {r.name for r in platform.replicas() if r.state == "busy"}
+            await platform.scale("count", 1)  # one less than there are calls: both go on
+            await until(lambda: len(platform.replicas()) == 2)
+            assert {r.name for r in platform.replicas()} == busy
+            for call in calls:
+                assert (await call)[-1].kind == "done"
+            await until(lambda: len(platform.replicas()) == 1)
+            assert plane.ask(lambda cluster: list(cluster.revisions)) == ["job-count-00001"]
+            writes = plane.ask(lambda cluster: [w for w in cluster.writes if w[1] == "services"])
+            assert [verb for verb, _, _ in writes] == ["PATCH", "PATCH"], "created, owned; scale is not in it"
+
+    run(test())
+
+
+def test_idle_replicas_do_not_drain_for_half_a_minute(control_plane: Start) -> None:
+    plane = control_plane()
+
+    async def test() -> None:
+        async with knative(plane) as platform:
+            await platform.scale("count", 3)
+            await asyncio.gather(*(answer(platform, count(f"c{i}", pause_s=0.3)) for i in range(3)))
+            await platform.scale("count", 0)
+            await until(lambda: not platform.replicas())
+        assert plane.ask(lambda cluster: cluster.drained) == []
+
+    run(test())
+
+
+def test_a_killed_replica_is_a_lost_call_and_the_repeated_call_takes_up_the_rest(
+    control_plane: Start, tmp_path: Path
+) -> None:
+    plane = control_plane()
+
+    async def test() -> None:
+        async with knative(plane) as platform:
+            await platform.scale("count", 1)
+            call = count("k", 3, kill_at=[1], log=str(tmp_path / "log"))
+            with pytest.raises(CallLost, match="call k"):
+                await answer(platform, call)
+            kinds = [event.kind for event in await answer(platform, call)]
+            assert kinds == ["samples", "samples", "samples", "done"]
+            indices = [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()]
+            assert indices == ["0", "1", "1", "2"]
+
+    run(test())
+
+
+def test_a_response_that_ran_into_its_limit_is_no_answer(control_plane: Start) -> None:
+    plane = control_plane()
+
+    async def test() -> None:
+        short = JobContext("job", str(plane.root / "exchange"), "job", 1.0, context(plane).config)
+        platform = KnativePlatform(short, timing=FAST)  # 61 s of the cluster, 3 of ours
+        try:
+            await platform.deploy([COUNT])
+            await platform.scale("count", 1)
+            with pytest.raises(CallLost, match="not an event line"):
+                await answer(platform, count("slow", 1, pause_s=20.0))
+        finally:
+            await platform.close()
+
+    run(test())
+
+
+def test_calls_without_the_jobs_token_are_refused(control_plane: Start) -> None:
+    plane = control_plane()
+
+    async def test() -> None:
+        async with knative(plane) as platform:
+            await platform.scale("count", 1)
+            await answer(platform, count("a"))
+            assert platform._caller is not None
+            platform._caller.token = "other"
+            with pytest.raises(PlatformError, match=r"401.*token"):
+                await answer(platform, count("b"))
+
+    run(test())
+
+
+def test_an_orchestrator_that_dies_leaves_nothing(control_plane: Start) -> None:
+    plane = control_plane()
+    child = os.fork()
+    if child == 0:
+
+        async def work() -> None:
+            platform = KnativePlatform(context(plane), timing=FAST)
+            await platform.deploy([COUNT])
+            await platform.scale("count", 2)
+            await answer(platform, count("long", 1, pause_s=60.0))
+
+        try:
+            asyncio.run(work())
+        finally:
+            os._exit(1)
+
+    async def test() -> None:
+        await until(lambda: plane.ask(lambda cluster: sum(pod.ready for pod in cluster.pods.values())) == 2)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        await until(lambda: plane.ask(lambda cluster: not cluster.pods and not cluster.objects))
+
+    run(test())
+
+
+def test_a_lease_lost_while_the_api_was_away_is_taken_again(control_plane: Start) -> None:
+    plane = control_plane()
+
+    async def test() -> None:
+        async with knative(plane) as platform:
+            await platform.scale("count", 1)
+            await answer(platform, count("a"))
+            plane.away = True
+            await until(lambda: plane.ask(lambda cluster: not cluster.pods and not cluster.objects))
+            plane.away = False
+            lost = True
+            while lost:
+                try:
+                    lost = (await answer(platform, count("b")))[-1].kind != "done"
+                except CallLost:
+                    await asyncio.sleep(0.05)
+
+    run(test())
+
+
+def test_a_second_orchestrator_takes_over_without_a_new_revision(control_plane: Start) -> None:
+    plane = control_plane()
+
+    async def test() -> None:
+        first = KnativePlatform(context(plane), timing=FAST)
+        await first.deploy([COUNT])
+        await first.scale("count", 2)
+        await answer(first, count("a"))
+        for task in first._tasks:  # as if killed
+            task.cancel()
+        async with knative(plane) as second:
+            assert len(second.replicas()) == 2
+            await until(lambda: not second.replicas())  # not wanted by anyone any more
+            await second.scale("count", 1)
+            await answer(second, count("b"))
+            await asyncio.sleep(1.5)  # the first one's lease runs out: it owns nothing
+            assert plane.ask(lambda cluster: list(cluster.revisions)) == ["job-count-00001"]
+            await answer(second, count("c"))
+        assert first._watch is not None
+        first._watch.stop()
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("limits", "settings", "message"),
+    [
+        ({"slots": 0}, {}, "has no node.*Insufficient nvidia.com/gpu.*-> free or add nodes"),
+        ({}, {"image": "missing"}, "image missing cannot be had.*platform.knative.image"),
+    ],
+)
+def test_what_keeps_a_function_from_starting_is_told(
+    control_plane: Start, limits: dict[str, Any], settings: dict[str, Any], message: str
+) -> None:
+    plane = control_plane(**limits)
+
+    async def test() -> None:
+        async with knative(plane, **settings) as platform:
+            await platform.scale("count", 1)
+            with pytest.raises(PlatformError, match=message):
+                await answer(platform, count("a"))
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("limits", "settings"),
+    [({"max_timeout_s": 600}, {}), ({}, {"node_selector": {"gpu": "h100"}, "gpu_nodes_only": False})],
+)
+def test_what_a_cluster_does_not_allow_points_to_the_doctor(
+    control_plane: Start, limits: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    plane = control_plane(**limits)
+
+    async def test() -> None:
+        with pytest.raises(PlatformError, match=r"was refused.*doctor --platform knative"):
+            async with knative(plane, **settings):
+                pass
+
+    run(test())
