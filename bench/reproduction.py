@@ -182,7 +182,7 @@ def schedules() -> list[dict[str, Any]]:
     )
     rows = []
     for case, (numbers, their_greedy, their_annealed, bound) in PUBLISHED.items():
-        pipelines = Pipelines(*numbers)  # type: ignore[arg-type]  # six integers, two floats
+        pipelines = Pipelines(*numbers)
         begin = time.process_time()
         first, last = greedy(pipelines), anneal(pipelines)
         spent_s = time.process_time() - begin

@@ -33,21 +33,24 @@ class Prediction:
     seen: npt.NDArray[np.bool_]
     """[P]: from the prompt's own history."""
     ratios: Array
-    """Sorted actual / predicted of recent samples; empty: no history."""
+    """Sorted actual / predicted of recent samples whose prompt had been seen before; empty: no history."""
     cap: int
+    unseen_ratios: Array
+    """The same of samples whose prompt was new: wider."""
 
     def at_quantile(self, q: float) -> Array:
         """Length below which a single sample stays with probability q. [P] Without history: the cap."""
-        if len(self.ratios) == 0:
-            return np.full(len(self.mean), float(self.cap))
-        scaled: Array = np.clip(self.mean * float(np.quantile(self.ratios, q)), 1.0, self.cap)
+        known, new = (float(np.quantile(r, q)) if len(r) else np.inf for r in (self.ratios, self.unseen_ratios))
+        scaled: Array = np.clip(self.mean * np.where(self.seen, known, new), 1.0, float(self.cap))
         return scaled
 
     def samples(self, n: int, seed: int) -> Array:
         """One drawn length for each of n samples of each prompt, in sample order. [P * n]"""
         lengths: Array = np.repeat(self.mean, n)
-        if len(self.ratios):
-            lengths *= np.random.default_rng(seed).choice(self.ratios, size=len(lengths))
+        dice, seen = np.random.default_rng(seed), np.repeat(self.seen, n)
+        for rows, ratios in ((seen, self.ratios), (~seen, self.unseen_ratios)):
+            if len(ratios):
+                lengths[rows] *= dice.choice(ratios, size=int(rows.sum()))
         clipped: Array = np.clip(lengths, 1.0, float(self.cap))
         return clipped
 
@@ -78,9 +81,10 @@ class LengthModel:
         self.ewma: dict[int, float] = {}
         self._all = _Source()
         self._by_source: dict[str, _Source] = {}
-        self._ratios: deque[float] = deque(maxlen=RATIOS_KEPT)
+        self._ratios: dict[bool, deque[float]] = {seen: deque(maxlen=RATIOS_KEPT) for seen in (True, False)}
         self._source_of: dict[int, tuple[str, int]] = {}
         self._predicted: dict[int, float] = {}
+        self._seen: dict[int, bool] = {}
 
     def predict(self, prompts: Sequence[Prompt], cap: int) -> Prediction:
         """Mean lengths of the step's prompts. Remembers them, to compare them with what `observe` is told."""
@@ -96,10 +100,12 @@ class LengthModel:
                 w = fits.get(prompts[row].data_source, overall)
                 mean[row] = np.exp(w[0] + w[1] * np.log1p(len(prompts[row].tokens)))
         mean = np.clip(mean, 1.0, cap)
-        for p, value in zip(prompts, mean.tolist(), strict=True):
+        for p, value, known in zip(prompts, mean.tolist(), seen.tolist(), strict=True):
             self._predicted[p.prompt_id] = value
+            self._seen[p.prompt_id] = known
             self._source_of[p.prompt_id] = (p.data_source, len(p.tokens))
-        return Prediction(mean, seen, np.sort(np.array(self._ratios, dtype=np.float64)), cap)
+        known, new = (np.sort(np.array(self._ratios[s], dtype=np.float64)) for s in (True, False))
+        return Prediction(mean, seen, known if len(known) else new, cap, new if len(new) else known)
 
     def observe(self, lengths: Mapping[int, Sequence[int]]) -> dict[str, float]:
         """Learns from a step's response lengths by prompt_id; returns the quality of what was predicted for them."""
@@ -115,14 +121,15 @@ class LengthModel:
         history = self._all.gram[0, 0] > 0
         for i in actual:
             if i in self._predicted and history:
-                self._ratios.extend(float(length) / self._predicted[i] for length in lengths[i])
+                self._ratios[self._seen[i]].extend(float(length) / self._predicted[i] for length in lengths[i])
         if not history:  # nothing was predicted: the spread around the step's own mean is the first distribution
             centre = float(np.mean([x for values in lengths.values() for x in values])) if actual else 1.0
-            self._ratios.extend(float(x) / max(centre, 1.0) for values in lengths.values() for x in values)
+            self._ratios[False].extend(float(x) / max(centre, 1.0) for values in lengths.values() for x in values)
         self._learn_prior(actual)
         for i, value in actual.items():
             self.ewma[i] = value if i not in self.ewma else self.alpha * value + (1 - self.alpha) * self.ewma[i]
         self._predicted.clear()
+        self._seen.clear()
         return metrics
 
     def _learn_prior(self, actual: Mapping[int, float]) -> None:

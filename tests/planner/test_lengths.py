@@ -63,7 +63,8 @@ def test_ratios_are_the_spread_around_the_prediction() -> None:
     model.predict([prompt(1), prompt(2)], 1000)
     model.observe({1: [50], 2: [200]})
     prediction = model.predict([prompt(1)], 1000)
-    assert prediction.ratios.tolist() == [0.5, 1.0, 1.0, 2.0]
+    assert prediction.unseen_ratios.tolist() == [1.0, 1.0]
+    assert prediction.ratios.tolist() == [0.5, 2.0]
     assert prediction.at_quantile(1.0)[0] == prediction.mean[0] * 2
 
 
