@@ -14,7 +14,7 @@ from rich.console import Console
 
 from orchestrator import doctor, tables
 from orchestrator.api.commands import serve_parser, submit_parser
-from orchestrator.config import load_job
+from orchestrator.config import KnativeConfig, load_job
 from orchestrator.errors import OrchestratorError, RunError
 from orchestrator.events import failure_told
 from orchestrator.live import open_view
@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("recipes", help="list the algorithms").set_defaults(command=_recipes)
     check = commands.add_parser("doctor", help="check this machine, or a job's exchange and model")
     check.add_argument("job", type=Path, nargs="?", help="job file (TOML)")
+    check.add_argument("--platform", choices=("local", "knative"), default="local", help="check a cluster instead")
     check.set_defaults(command=_doctor)
     return parser
 
@@ -129,6 +130,12 @@ def _recipes(_given: argparse.Namespace) -> int:
 
 def _doctor(given: argparse.Namespace) -> int:
     job = None if given.job is None else load_job(given.job)
+    if given.platform == "knative":
+        from orchestrator.doctor_knative import check
+
+        config = job.platform.knative if job is not None else None
+        exchange = [] if job is None or job.exchange.url is None else [doctor.exchange_check(job.exchange.url)]
+        return doctor.report([*check(job, config or KnativeConfig(image="none")), *exchange])
     return doctor.report(doctor.check(job))
 
 

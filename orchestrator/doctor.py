@@ -83,10 +83,10 @@ def _job(job: JobConfig) -> Iterator[Check]:
         except OrchestratorError as error:
             yield Check(name, False, str(error).splitlines()[0])
     if job.exchange.url is not None:
-        yield _exchange(job.exchange.url)
+        yield exchange_check(job.exchange.url)
 
 
-def _exchange(url: str) -> Check:
+def exchange_check(url: str) -> Check:
     """Opens it (which probes the conditional put), writes, reads, deletes."""
     try:
         exchange = open_exchange(url, f"doctor-{uuid.uuid4().hex[:8]}")

@@ -48,9 +48,12 @@ class ControlPlane:
         self.cluster = Cluster(self.root, **self._limits)
         self.away = False
         """The API does not answer."""
+        self.statics: dict[str, Json] = {}
+        self.denied: set[tuple[str, str]] = set()
         paths = [f"{prefix}/namespaces/{{ns}}/{{kind}}" for prefix in PREFIXES]
         verbs = ["GET", "POST", "PATCH", "DELETE"]
         api = [Route(path + rest, self._api, methods=verbs) for path in paths for rest in ("", "/{name}")]
+        api.append(Route("/{path:path}", self._static, methods=["GET", "POST"]))
         ingress = [Route("/{path:path}", self._ingress, methods=["GET", "POST"])]
         self._servers = []
         ports = []
@@ -109,6 +112,16 @@ class ControlPlane:
             return self._answer(request, kind, name, body)
         except Refused as refused:
             return JSONResponse({"kind": "Status", "message": refused.message}, refused.status)
+
+    async def _static(self, request: Request) -> Response:
+        """What is read for the doctor: `statics` by path; every right is granted but those in `denied`."""
+        path = f"/{request.path_params['path']}"
+        if path.endswith("selfsubjectaccessreviews"):
+            asked = json.loads(await request.body())["spec"]["resourceAttributes"]
+            return JSONResponse({"status": {"allowed": (asked["resource"], asked["verb"]) not in self.denied}}, 201)
+        if path not in self.statics:
+            return JSONResponse({"kind": "Status", "message": f"{path} not found"}, 404)
+        return JSONResponse(self.statics[path])
 
     def _answer(self, request: Request, kind: str, name: str | None, body: Json) -> Response:
         cluster = self.cluster

@@ -1,0 +1,109 @@
+"""`doctor --platform knative` on clusters as they come, and as they should be."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+from orchestrator.cli import main
+from orchestrator.config import KnativeConfig, TolerationConfig, VolumeConfig
+from orchestrator.doctor import Check
+from orchestrator.doctor_knative import check
+from tests.knative.conftest import Start
+from tests.knative.control_plane import ControlPlane
+
+CONFIG = KnativeConfig(
+    image="i",
+    node_selector={"pool": "h100"},
+    tolerations=(TolerationConfig(key="gpu", operator="Exists"),),
+    volumes=(VolumeConfig(name="m", mount_path="/m", claim="models", read_only=True),),
+)
+
+
+def fresh(plane: ControlPlane, knative: str = "1.23.0") -> dict[str, dict[str, str]]:
+    """Knative as its release installs it; returns the data of its config maps."""
+    crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/services.serving.knative.dev"
+    maps: dict[str, dict[str, str]] = {"config-autoscaler": {}, "config-defaults": {}, "config-features": {}}
+    plane.statics |= {
+        "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.9"},
+        crd: {"metadata": {"labels": {"app.kubernetes.io/version": knative}}},
+        "/api/v1/nodes": {"items": [{"status": {"allocatable": {"nvidia.com/gpu": "4"}}}]},
+        "/api/v1/namespaces/default": {},
+        "/apis/storage.k8s.io/v1/storageclasses": {"items": [{"metadata": {"name": "standard"}}]},
+    }
+    for name, data in maps.items():
+        plane.ask(lambda c, n=name, d=data: c.objects.__setitem__(("configmaps", n), {"data": d}))  # type: ignore[misc]
+    plane.ask(lambda c: c.objects.__setitem__(("persistentvolumeclaims", "models"), {"metadata": {}}))
+    return maps
+
+
+def run(config: KnativeConfig = CONFIG) -> dict[str, Check]:
+    return {found.name: found for found in check(None, config)}
+
+
+def test_a_fresh_knative_gets_patches_that_mend_it(control_plane: Start) -> None:
+    plane = control_plane()
+    maps = fresh(plane)
+    checks = run()
+    missing = {name for name, found in checks.items() if not found.ok}
+    assert missing == {
+        "allow-zero-initial-scale",
+        "max-revision-timeout-seconds",
+        "kubernetes.podspec-nodeselector",
+        "kubernetes.podspec-tolerations",
+        "kubernetes.podspec-persistent-volume-claim",
+    }
+    for name in missing:  # do what it says
+        words = shlex.split(checks[name].remedy)
+        assert words[:3] == ["kubectl", "patch", "configmap"]
+        assert words[words.index("-n") + 1] == "knative-serving"
+        maps[words[3]].update(json.loads(words[words.index("-p") + 1])["data"])
+        plane.ask(lambda c: [c.objects["configmaps", n].update(data=d) for n, d in maps.items()])
+    assert all(found.ok for found in run().values())
+
+
+@pytest.mark.parametrize(
+    ("statics", "name", "found"),
+    [
+        ({"/version": {"major": "1", "minor": "29+", "gitVersion": "v1.29.1"}}, "kubernetes", "v1.29.1"),
+        ({"/api/v1/namespaces/default": None}, "namespace default", "not found"),
+    ],
+)
+def test_what_is_too_old_or_not_there(control_plane: Start, statics: dict[str, Any], name: str, found: str) -> None:
+    plane = control_plane()
+    fresh(plane)
+    for path, value in statics.items():
+        plane.statics.pop(path)
+        if value is not None:
+            plane.statics[path] = value
+    told = run()[name]
+    assert not told.ok
+    assert found in told.found
+    assert told.remedy
+
+
+def test_missing_rights_are_named(control_plane: Start) -> None:
+    plane = control_plane()
+    fresh(plane)
+    plane.denied = {("revisions", "patch"), ("jobs", "create")}
+    checks = run()
+    assert not checks["right to revisions.serving.knative.dev"].ok
+    assert checks["right to jobs.batch"].found == "no create"
+    assert "--verb=create,patch,delete --resource=jobs.batch" in checks["right to jobs.batch"].remedy
+    assert checks["right to pods"].ok
+
+
+def test_no_knative_and_no_cluster(
+    control_plane: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plane = control_plane()
+    fresh(plane)
+    plane.statics = {"/version": plane.statics["/version"]}
+    assert main(["doctor", "--platform", "knative"]) == 1
+    assert "install Knative Serving" in capsys.readouterr().out
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    assert main(["doctor", "--platform", "knative"]) == 1
+    assert "set KUBECONFIG" in capsys.readouterr().out

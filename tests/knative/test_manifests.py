@@ -1,0 +1,156 @@
+"""What is asked of the cluster, as plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from orchestrator.config import KnativeConfig, TolerationConfig, VolumeConfig
+from orchestrator.platforms import knative_manifests as manifests
+from orchestrator.platforms.base import FunctionSpec
+from orchestrator.platforms.knative_reasons import why_not
+
+GPU = FunctionSpec("generate", "generate", {"engine": "vllm"}, max_replicas=8, gpus=2, cpus=4, memory_gb=64)
+CPU = FunctionSpec("reward", "reward", memory_gb=0.5)
+CONFIG = KnativeConfig(
+    image="registry/actor:1",
+    images={"train": "registry/trainer:1"},
+    namespace="rlhf",
+    runtime_class="nvidia",
+    node_selector={"pool": "h100"},
+    tolerations=(TolerationConfig(key="gpu", operator="Exists"),),
+    volumes=(VolumeConfig(name="models", mount_path="/models", claim="models", read_only=True),),
+    env_secrets=("s3",),
+    service_account="functions",
+)
+CONTEXT = manifests.JobContext("math", "redis://redis:6379/0", "math", 3600.0, CONFIG)
+
+
+def pod(spec: FunctionSpec, context: manifests.JobContext = CONTEXT) -> dict[str, Any]:
+    found: dict[str, Any] = manifests.service(context, spec)["spec"]["template"]["spec"]
+    return found
+
+
+def test_a_call_of_an_hour_fits_into_every_time_limit() -> None:
+    asked = pod(GPU)
+    assert asked["timeoutSeconds"] == asked["responseStartTimeoutSeconds"] == 3660
+    assert "idleTimeoutSeconds" not in asked
+    env = {item["name"]: item.get("value") for item in asked["containers"][0]["env"]}
+    assert env["RLHF_GRACE_S"] == "3630", "the grace is timeoutSeconds, of which the drain takes 30 s before SIGTERM"
+
+
+def test_scale_is_not_in_the_template() -> None:
+    annotations = manifests.service(CONTEXT, GPU)["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["autoscaling.knative.dev/initial-scale"] == "0"
+    assert annotations["autoscaling.knative.dev/max-scale"] == "8"
+    assert manifests.MIN_SCALE not in annotations
+    assert annotations["autoscaling.knative.dev/metric"] == "rps"
+
+
+def test_gpu_settings_are_for_functions_with_gpus() -> None:
+    gpu, cpu = pod(GPU), pod(CPU)
+    assert gpu["runtimeClassName"] == "nvidia"
+    assert gpu["nodeSelector"] == {"pool": "h100"}
+    assert gpu["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+    assert gpu["containers"][0]["resources"]["limits"] == {"memory": "64000M", "nvidia.com/gpu": "2"}
+    assert not {"runtimeClassName", "nodeSelector", "tolerations"} & set(cpu)
+    assert cpu["containers"][0]["resources"] == {
+        "requests": {"cpu": "1000m", "memory": "500M"},
+        "limits": {"memory": "500M"},
+    }
+
+
+def test_the_token_is_by_reference_and_the_container_has_no_rights() -> None:
+    container = pod(GPU)["containers"][0]
+    token = next(item for item in container["env"] if item["name"] == "RLHF_TOKEN")
+    assert token["valueFrom"]["secretKeyRef"] == {"name": "math-token", "key": "token"}
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert pod(GPU)["automountServiceAccountToken"] is False
+
+
+def test_images_are_by_kind() -> None:
+    assert pod(GPU)["containers"][0]["image"] == "registry/actor:1"
+    assert pod(FunctionSpec("train", "train"))["containers"][0]["image"] == "registry/trainer:1"
+
+
+def test_the_lease_takes_no_node_and_goes_when_it_has_failed() -> None:
+    spec = manifests.lease(CONTEXT, 20)["spec"]
+    assert spec["activeDeadlineSeconds"] == 20
+    assert spec["ttlSecondsAfterFinished"] == 0
+    assert spec["backoffLimit"] == 0
+    assert spec["template"]["spec"]["schedulingGates"]
+
+
+def test_the_same_job_gives_the_same_template() -> None:
+    """Or a resumed orchestrator would make new Revisions, beside pods that hold the GPUs."""
+    again = FunctionSpec("generate", "generate", {"engine": "vllm"}, max_replicas=8, gpus=2, cpus=4, memory_gb=64)
+    assert manifests.service(CONTEXT, again) == manifests.service(CONTEXT, GPU)
+
+
+def test_a_volume_has_one_source() -> None:
+    with pytest.raises(ValidationError, match="exclude each other"):
+        VolumeConfig(name="a", mount_path="/a", claim="b", host_path="/c")
+
+
+def status(**status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "p"}, "status": status}
+
+
+def container(state: dict[str, Any], last: dict[str, Any] | None = None) -> dict[str, Any]:
+    return status(containerStatuses=[{"image": "i", "state": state, "lastState": last or {}}])
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "line", "patient"),
+    [
+        (
+            status(conditions=[
+                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+            ]),
+            "Unschedulable", "p has no node: 0/3 nodes -> free or add nodes", True,
+        ),
+        (
+            container({"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}),
+            "ImagePullBackOff", "image i cannot be had: not found -> check platform.knative.image", False,
+        ),
+        (
+            container({"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "s3" not found'}}),
+            "CreateContainerConfigError", 'secret "s3" not found -> check platform.knative env_secrets', False,
+        ),
+        (
+            container({"terminated": {"reason": "OOMKilled", "exitCode": 137}}),
+            "OOMKilled", "raise memory_gb", True,
+        ),
+        (
+            container(
+                {"waiting": {"reason": "CrashLoopBackOff"}},
+                {"terminated": {"reason": "Error", "exitCode": 2, "message": "usage: ...\nerror: --job is required\n"}},
+            ),
+            "CrashLoopBackOff", "p ends at its start with exit code 2: error: --job is required", False,
+        ),
+    ],
+)  # fmt: skip
+def test_why_a_pod_does_not_run(value: dict[str, Any], kind: str, line: str, patient: bool) -> None:
+    reason = why_not(value)
+    assert reason is not None
+    assert (reason.kind, reason.patient) == (kind, patient)
+    assert line in reason.line
+    assert "\n" not in reason.line
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        status(),
+        status(conditions=[{"type": "PodScheduled", "status": "True"}]),
+        status(conditions=[{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]),
+        container({"waiting": {"reason": "ContainerCreating"}}),
+        container({"running": {}}),
+    ],
+)
+def test_a_pod_on_its_way_has_no_reason(value: dict[str, Any]) -> None:
+    assert why_not(value) is None
