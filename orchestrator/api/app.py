@@ -38,6 +38,8 @@ TICK_S = 1.0
 """How often the launcher is asked which orchestrators are alive."""
 log = logging.getLogger(__name__)
 bearer = HTTPBearer(auto_error=False, description="A token of the server's token file")
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+"""Puts the scheme into the OpenAPI document; Tokens reads the header."""
 
 
 class Health(BaseModel):
@@ -68,8 +70,6 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens | None) -> FastAPI:
 
         writes = reads
     else:
-        Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
-
         async def reads(request: Request, _scheme: Credentials) -> None:  # type: ignore[misc]  # the other branch
             tokens.check(request.headers.get("authorization"), "read")
 
@@ -115,8 +115,18 @@ def _complete(app: FastAPI, document: dict[str, Any]) -> dict[str, Any]:
         document["components"]["schemas"] |= schemas["$defs"]
         document["components"]["schemas"].pop("HTTPValidationError", None)
         document["components"]["schemas"].pop("ValidationError", None)
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                for parameter in operation.get("parameters", ()):
+                    parameter["schema"] = _without_null(parameter["schema"])
         app.openapi_schema = document
     return document
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter that may be left out; a query or header cannot say null."""
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+    return {**{k: v for k, v in schema.items() if k != "anyOf"}, **kinds[0]} if len(kinds) == 1 else schema
 
 
 def _version() -> str:

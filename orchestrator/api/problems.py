@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -68,9 +69,12 @@ def install(app: FastAPI) -> None:
         lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
         return problem(422, "the request is not what this operation takes", lines)
 
-    async def http_error(_request: Request, error: Exception) -> JSONResponse:
+    async def http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return problem(error.status_code, str(error.detail), headers=error.headers)
+        headers = dict(error.headers or {})
+        if error.status_code == 405:  # Starlette names the methods of the first route only
+            headers["Allow"] = ", ".join(sorted(_methods(app, request)))
+        return problem(error.status_code, str(error.detail), headers=headers)
 
     async def run_error(_request: Request, error: Exception) -> JSONResponse:
         log.error("%s", error)
@@ -84,3 +88,12 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(OrchestratorError, run_error)
     app.add_exception_handler(Exception, unexpected)
+
+
+def _methods(app: FastAPI, request: Request) -> set[str]:
+    """What the path of the request can be asked, by the OpenAPI document."""
+    found: set[str] = set()
+    for template, operations in app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), request.url.path):
+            found |= {method.upper() for method in operations}
+    return found

@@ -20,6 +20,7 @@ from orchestrator.api.redact import redacted
 from orchestrator.api.rows import MetricRows, columns
 from orchestrator.api.submission import JSON_TYPE, TOML_TYPE, read_job
 from orchestrator.errors import RunError
+from orchestrator.events import EVENT_TYPES
 from orchestrator.ledger import Books, StepCost, read_books
 
 LARGEST_JOB_BYTES = 1 << 20
@@ -52,6 +53,7 @@ def job_routes(
         dependencies=writing, openapi_extra=_body(),
         responses={
             200: {"description": "The job that this Idempotency-Key made before", "model": models.JobDetail},
+            201: {"links": _links()},
             **responses(401, 403, 413, 415, 422),
         },
     )  # fmt: skip
@@ -98,7 +100,7 @@ def job_routes(
         responses={
             200: {
                 "description": "Events until nothing more will come; `Last-Event-ID` takes up after a break",
-                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+                "content": {"text/event-stream": {"schema": _event_schema()}},
             },
             204: {"description": "Nothing more will come: do not connect again"},
             **known,
@@ -204,6 +206,32 @@ def _body() -> dict[str, Any]:
         TOML_TYPE: {"schema": {"type": "string", "description": "A job file"}},
     }
     return {"requestBody": {"required": True, "content": content}}
+
+
+def _links() -> dict[str, Any]:
+    """What can be asked of the job that was made."""
+    parameters = {"id": "$response.body#/id"}
+    names = ("getJob", "followEvents", "getMetrics", "getCost", "listCheckpoints", "listSamples", "cancelJob",
+             "resumeJob", "deleteJob")  # fmt: skip
+    return {name: {"operationId": name, "parameters": parameters} for name in names}
+
+
+def _event_schema() -> dict[str, Any]:
+    """One server-sent event; its `data` is JSON."""
+    kind = {"type": "string", "enum": list(EVENT_TYPES)}
+    event = {
+        "type": "object",
+        "required": ["id", "time", "type", "data"],
+        "properties": {
+            "id": {"type": "integer", "minimum": 1},
+            "time": {"type": "number", "description": "Unix seconds"},
+            "type": kind,
+            "data": {"type": "object", "description": "By type, see docs/api.md"},
+        },
+    }
+    data = {"type": "string", "contentMediaType": JSON_TYPE, "contentSchema": event}
+    properties = {"id": {"type": "string", "pattern": "^[0-9]+$"}, "event": kind, "data": data}
+    return {"type": "object", "required": ["id", "event", "data"], "properties": properties}
 
 
 async def _read(request: Request) -> bytes:

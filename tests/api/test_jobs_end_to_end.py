@@ -1,0 +1,111 @@
+"""A real job through a real server: all that can be killed is killed, and the job ends as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.conftest import WRITE, free_port, parse_stream, serving, wait_for
+from tests.support.tiny_job import command, make_job
+
+STEPS = 8
+pytestmark = pytest.mark.timeout(300)
+
+
+def processes_naming(path: Path) -> list[str]:
+    lines = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            lines.append((process / "cmdline").read_bytes().decode())
+    return [line for line in lines if str(path) in line]
+
+
+def types(events: list[dict[str, Any]]) -> list[str]:
+    return [event["type"] for event in events if event["type"] != "stage"]
+
+
+def test_from_post_to_model_over_kills(tmp_path: Path) -> None:
+    """POST, server killed, server back, cancel, resume, orchestrator killed, done; and a deleted job leaves nothing."""
+    make_job(tmp_path / "data")
+    runs, port = tmp_path / "runs", free_port()
+    file = tmp_path / "data" / "job.toml"
+    file.write_text(body := file.read_text().replace("steps = 4", f"steps = {STEPS}"))
+    headers = {"Content-Type": "application/toml", "Idempotency-Key": "one"}
+
+    def step_of(api: httpx.Client, id: str) -> int:
+        step = api.get(f"/v1/jobs/{id}").json()["step"]
+        return -1 if step is None else int(step)
+
+    with serving(runs, tmp_path / "data", max_running=1, port=port) as server, server.client() as api:
+        id = api.post("/v1/jobs", content=body, headers=headers).json()["id"]
+        with api.stream("GET", f"/v1/jobs/{id}/events") as stream:
+            text = ""
+            for chunk in stream.iter_text():
+                text += chunk
+                if "event: step" in text and text.endswith("\n\n"):
+                    break
+        seen = parse_stream(text)
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+
+    with serving(runs, tmp_path / "data", max_running=1, port=port) as server, server.client() as api:
+        assert api.get(f"/v1/jobs/{id}").json()["state"] == "running", "the job goes on without its server"
+        assert api.post("/v1/jobs", content=body, headers=headers).json()["id"] == id
+        wait_for(lambda: step_of(api, id) >= 1, what="step 1")
+        assert api.post(f"/v1/jobs/{id}/cancel").status_code == 202
+        wait_for(lambda: api.get(f"/v1/jobs/{id}").json()["state"] == "cancelled", what="cancelled")
+        stopped_at = step_of(api, id)
+
+        assert api.post(f"/v1/jobs/{id}/resume").status_code == 202
+        wait_for(lambda: step_of(api, id) > stopped_at, what="a step after the resume")
+        os.kill(int((runs / id / "lock").read_text()), signal.SIGKILL)
+        wait_for(lambda: api.get(f"/v1/jobs/{id}").json()["executions"] == 3, what="started again by the server")
+
+        rest = parse_stream(api.get(f"/v1/jobs/{id}/events", headers={"Last-Event-ID": str(seen[-1]["id"])}).text)
+        events = seen + rest
+        assert [event["id"] for event in events] == list(range(1, len(events) + 1))
+        assert [event["data"]["step"] for event in events if event["type"] == "step"] == list(range(STEPS + 1))
+        ends = [kind for kind in types(events) if kind in ("started", "cancelled", "finished", "failed")]
+        assert ends == ["started", "cancelled", "started", "started", "finished"]
+
+        job = api.get(f"/v1/jobs/{id}").json()
+        assert (job["state"], job["step"], job["executions"]) == ("succeeded", STEPS, 3)
+        assert api.get(f"/v1/jobs/{id}/metrics").json()["steps"] == list(range(STEPS + 1))
+        assert api.get(f"/v1/jobs/{id}/samples").json()["total"] == 12
+        assert api.get(f"/v1/jobs/{id}/checkpoints").json()["model"] is True
+
+        wait_for(lambda: api.delete(f"/v1/jobs/{id}").status_code == 204, what="deleted")
+        assert [path.name for path in runs.iterdir()] == [".idempotency"]
+    wait_for(lambda: not processes_naming(runs), what="no process left", timeout_s=10)
+
+
+def test_submit_follows_a_job_to_its_failure(tmp_path: Path) -> None:
+    """The data root has no such data: one line, exit code 1, no restarts; and a refused job is exit code 1 as well."""
+    root = tmp_path / "data"
+    root.mkdir()
+    job = tmp_path / "job.toml"
+    job.write_text('name = "small"\nsteps = 3\nmodel.path = "model"\ndata.train = "train.jsonl"\n')
+    token = tmp_path / "token"
+    with serving(tmp_path / "runs", root, max_running=1) as server:
+        token.write_text(WRITE)
+        words = ["submit", job, "--url", server.url, "--token-file", token]
+        done = command(*words, "--follow")
+        assert done.returncode == 1, done.stderr
+        assert "failed: " in done.stdout.splitlines()[-1]
+        assert str(root / "model") in done.stdout.splitlines()[-1]
+        run = next(path for path in (tmp_path / "runs").iterdir() if path.name != ".idempotency")
+        assert json.loads((run / "api.json").read_text())["launches"] == 1
+        refused = command(*words, "steps=0")
+        assert refused.returncode == 1
+        assert refused.stderr == "error: 127.0.0.1 (422): job: steps: should be greater than or equal to 1, got 0\n"
+        token.write_text("wrong-token-0123456789")
+        assert "this token is not known" in command(*words).stderr
+    away = command(*words)
+    assert (away.returncode, "no server answers" in away.stderr) == (1, True)

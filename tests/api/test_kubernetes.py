@@ -1,0 +1,145 @@
+"""The launcher that makes Kubernetes Jobs, against a server that keeps and answers Jobs as the cluster's API does."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import kubernetes
+import pytest
+
+from orchestrator.api.launch_kubernetes import JOB_LABEL, KubernetesLauncher, job_manifest
+from orchestrator.errors import ConfigError, RunError
+
+TEMPLATE = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "metadata": {"labels": {"app.kubernetes.io/component": "runner"}},
+    "spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "runner", "image": "o"}]}}},
+}
+PATH = "/apis/batch/v1/namespaces/rl/jobs"
+
+
+class Cluster(ThreadingHTTPServer):
+    """`batch/v1` Jobs of one namespace; a foreground deletion keeps a Job listed until `collect`."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.forbid = False
+
+    def collect(self) -> None:
+        self.jobs = {k: v for k, v in self.jobs.items() if "deletionTimestamp" not in v["metadata"]}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Cluster
+
+    def do_POST(self) -> None:
+        job = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        name = job["metadata"]["name"]
+        if self.server.forbid:
+            self._answer(403, {"kind": "Status", "reason": "Forbidden"})
+        elif name in self.server.jobs:
+            self._answer(409, {"kind": "Status", "reason": "AlreadyExists"})
+        else:
+            self.server.jobs[name] = job
+            self._answer(201, job)
+
+    def do_GET(self) -> None:
+        self._answer(200, {"kind": "JobList", "items": self._selected()})
+
+    def do_DELETE(self) -> None:
+        for job in self._selected():
+            job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        self._answer(200, {"kind": "Status", "status": "Success"})
+
+    def _selected(self) -> list[dict[str, Any]]:
+        parts = urlsplit(self.path)
+        assert parts.path == PATH
+        key, _, value = parse_qs(parts.query)["labelSelector"][0].partition("=")
+        found = [job for job in self.server.jobs.values() if key in job["metadata"]["labels"]]
+        return [job for job in found if not value or job["metadata"]["labels"][key] == value]
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def launcher(cluster: Cluster) -> Iterator[KubernetesLauncher]:
+    configuration = kubernetes.client.Configuration(host=f"http://127.0.0.1:{cluster.server_address[1]}")
+    configuration.retries = 0
+    with kubernetes.client.ApiClient(configuration) as client:
+        yield KubernetesLauncher(Path("/runs"), TEMPLATE, "rl", kubernetes.client.BatchV1Api(client))
+
+
+def test_the_manifest_of_a_launch() -> None:
+    made = job_manifest(TEMPLATE, "tiny-0123456789", 2, Path("/runs"))
+    assert made["metadata"]["name"] == "tiny-0123456789-2"
+    assert made["metadata"]["labels"] == {"app.kubernetes.io/component": "runner", JOB_LABEL: "tiny-0123456789"}
+    assert made["spec"]["template"]["metadata"]["labels"] == {JOB_LABEL: "tiny-0123456789"}
+    assert made["spec"]["template"]["spec"]["containers"][0]["args"] == ["resume", "/runs/tiny-0123456789"]
+    assert JOB_LABEL not in json.dumps(TEMPLATE), "the template stays as it is"
+    assert re.fullmatch(r"[a-z0-9-]{1,63}", job_manifest(TEMPLATE, "x" * 48, 10**9, Path("/r"))["metadata"]["name"])
+
+
+def test_a_job_lives_until_it_completes_or_its_pods_are_gone(launcher: KubernetesLauncher, cluster: Cluster) -> None:
+    launcher.start("a", 1)
+    launcher.start("a", 1)
+    launcher.start("b", 1)
+    assert list(cluster.jobs) == ["a-1", "b-1"], "a repeated start makes no second one"
+    assert launcher.alive(["a", "b", "c"]) == {"a", "b"}
+    assert launcher.alive(["a"]) == {"a"}
+    cluster.jobs["b-1"]["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    assert launcher.alive(["a", "b"]) == {"a"}
+    launcher.start("b", 2)
+    assert launcher.alive(["a", "b"]) == {"a", "b"}
+    launcher.stop("a")
+    assert launcher.alive(["a"]) == {"a"}, "its pod is still ending"
+    cluster.collect()
+    assert launcher.alive(["a"]) == frozenset()
+    launcher.stop("a")
+
+
+def test_what_the_cluster_refuses_is_one_line(launcher: KubernetesLauncher, cluster: Cluster) -> None:
+    cluster.forbid = True
+    with pytest.raises(RunError, match=r"job a cannot be launched: .*403.*; grant the API's service account create"):
+        launcher.start("a", 1)
+
+
+def test_a_cluster_that_is_away_is_one_line(launcher: KubernetesLauncher, cluster: Cluster) -> None:
+    cluster.shutdown()
+    cluster.socket.close()
+    with pytest.raises(RunError, match="jobs cannot be listed: the cluster's API is away"):
+        launcher.alive(["a"])
+
+
+@pytest.mark.parametrize("text", ["kind: Deployment", "[", "kind: Job\nspec: {template: {spec: {containers: []}}}"])
+def test_a_template_that_is_no_job(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="Job manifest"):
+        KubernetesLauncher.connect(tmp_path, tmp_path / "job.yaml")

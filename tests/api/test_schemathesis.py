@@ -1,0 +1,34 @@
+"""schemathesis over the server's own OpenAPI document: no answer that the document does not promise."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.api.conftest import WRITE, Served
+
+
+def run_schemathesis(served: Served, directory: Path, *words: str) -> None:
+    done = subprocess.run(
+        [
+            "schemathesis", "--config-file", str(Path(__file__).with_name("schemathesis.toml")), "run",
+            f"{served.url}/openapi.json", "--header", f"Authorization: Bearer {WRITE}", "--checks", "all", "--no-color",
+            "--generation-deterministic", "--suppress-health-check=all", *words,
+        ],
+        cwd=directory, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert "Operations:       13 selected / 13 total" in done.stdout
+    assert "Traceback" not in served.log.read_text()
+
+
+def test_fuzzing(served: Served, tmp_path: Path) -> None:
+    run_schemathesis(served, tmp_path, "--phases", "fuzzing", "--max-examples", "5")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_phase(served: Served, tmp_path: Path) -> None:
+    run_schemathesis(served, tmp_path, "--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "40")
