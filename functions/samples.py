@@ -107,7 +107,7 @@ class SampleBatch:
                 raise WireError(f"SampleBatch.{name} has {len(getattr(self, name))} values for {tokens} tokens")
         if len(self.responses.flat) != tokens or len(self.prompts.flat) != int(self.prompts.lengths.sum()):
             raise WireError("SampleBatch: flat tokens and lengths do not add up")
-        if samples and not (0 <= self.prompt.min() and self.prompt.max() < len(self.prompts)):
+        if samples and not (self.prompt.min() >= 0 and self.prompt.max() < len(self.prompts)):
             raise WireError("SampleBatch.prompt points outside the prompts")
 
     def __len__(self) -> int:
