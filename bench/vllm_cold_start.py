@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +82,19 @@ def forked(model: Path, repeats: int) -> list[Laps]:
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
-            clock = Clock()
-            start(model, clock)
-            rss = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
-            os.write(write, json.dumps(clock.laps | {"rss_mb": rss}).encode())
-            os._exit(0)
+            try:
+                clock = Clock()
+                start(model, clock)
+                rss = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
+                os.write(write, json.dumps(clock.laps | {"rss_mb": rss}).encode())
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+        os.close(write)
         os.waitpid(pid, 0)
         laps.append(json.loads(os.read(read, 65536)))
+        os.close(read)
     return laps
 
 
