@@ -68,6 +68,8 @@ class Outliner:
     def __init__(self, costs: Costs, policy: Policy, goal: Goal, samples: int, mean_tokens: float) -> None:
         self.costs, self.policy, self.goal = costs, policy, goal
         self.samples, self.mean_tokens = samples, mean_tokens
+        # Starting ahead buys time with the risk of idle replicas: where time is worth nothing it only costs.
+        self.ahead = policy.prewarm and (goal.objective != "cost" or goal.deadline_s is not None)
         self.train_s = {name: cost.work_s(samples, samples * mean_tokens) for name, cost in costs.trainers.items()}
         self.last_s = sum(self.train_s.values()) if policy.colocated else max(self.train_s.values(), default=0.0)
         self.delay_s = 0.0 if costs.name in costs.warm else costs.start_s[costs.name]
@@ -181,7 +183,7 @@ class Outliner:
         options = [
             follow(
                 finish_s, self.mean_tokens, costs.followers[name], micro_batch=micro_batch, replicas=count,
-                start_s=start_s, prewarmed=self.policy.prewarm,
+                start_s=start_s, prewarmed=self.ahead,
                 room_at_s=self._room_at_s(count * limits.gpus, taken, release_s),
             )
             for count in counts
@@ -198,7 +200,7 @@ class Outliner:
         self, replicas: Mapping[str, int], taken: int, ready_s: float, release_s: Sequence[float]
     ) -> frozenset[str]:
         """What can be started ahead: beside what is still at work then, the GPUs of the pool must do."""
-        if not self.policy.prewarm:
+        if not self.ahead:
             return frozenset()
         found = set(replicas) - set(self.train_s) - {self.costs.name}
         first_s = ready_s - max((self.costs.start_s[name] for name in self.train_s), default=0.0)
