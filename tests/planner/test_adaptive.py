@@ -1,0 +1,87 @@
+"""AdaptivePlanner: nothing known is the static plan; what was observed is decided by; bad requests are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.planner.adaptive import AdaptivePlanner
+from orchestrator.planner.base import CallObservation, FunctionLimits, Prompt, StepObservation, StepPlan, StepRequest
+from orchestrator.planner.latency import GenerateCost
+from orchestrator.planner.learned import Priors
+from orchestrator.planner.policies import policy
+from orchestrator.planner.scaling import Goal
+from orchestrator.planner.static import StaticPlanner
+
+
+def request(kv_tokens: int | None = None) -> StepRequest:
+    functions = {
+        "generate": FunctionLimits(8, 3.6, 1, max_batch=64, kv_tokens=kv_tokens),
+        "reward": FunctionLimits(2, 0.36),
+        "train": FunctionLimits(1, 14.4, 4),
+    }
+    return StepRequest(1, [Prompt(i, i, tuple(range(20 + i))) for i in range(12)], 4, 512, functions)
+
+
+def seen(plan: StepPlan) -> StepObservation:
+    """Prompts 0..2 are long; a decode step takes 10 ms and 0.1 ms a sequence."""
+    lengths = {i: [400 if i < 3 else 20] * 4 for i in range(12)}
+    calls = []
+    for shard in plan.shards:
+        each = [lengths[s // 4][s % 4] for s in shard]
+        stats = {
+            "prefill_tokens": 100.0, "prefill_s": 0.01, "decode_tokens": float(sum(each)),
+            "decode_steps": float(max(each)), "decode_s": 0.01 * max(each) + 1e-4 * sum(each),
+        }  # fmt: skip
+        work_s = 0.01 + stats["decode_s"]
+        calls.append(
+            CallObservation("generate", "g", "generate", False, 0.0, work_s, 400, sum(each), len(each), stats=stats)
+        )
+    for name in ("reward", "train"):
+        calls.append(CallObservation(name, name, "work", False, 0.0, 0.5, 0, 0, 0))
+    return StepObservation(1, 6.0, 0.1, lengths, calls)
+
+
+def test_without_history_or_prior_the_plan_is_the_static_one() -> None:
+    plan = AdaptivePlanner(policy("ours")).plan(request())
+    assert plan == StaticPlanner().plan(request())
+
+
+def test_what_was_observed_groups_the_long_prompts_and_predicts_the_step() -> None:
+    planner = AdaptivePlanner(policy("ours"), goal=Goal("cost"))
+    planner.observe(seen(planner.plan(request())))
+    plan = planner.plan(request())
+    assert sorted(s for shard in plan.shards for s in shard) == list(range(48))
+    assert plan.predicted_step_s is not None
+    assert plan.predicted_step_s == pytest.approx(4.01 + 0.5, rel=0.5)
+    assert {int(p.replicas) for p in plan.curve} >= {1}
+    first = next(shard for shard in plan.shards if 0 in shard)
+    assert {0, 4, 8} <= {s - s % 4 for s in first}  # the three long prompts stand together
+
+
+def test_the_plan_is_a_function_of_request_and_observations() -> None:
+    plans = []
+    for _ in range(2):
+        planner = AdaptivePlanner(policy("ours"))
+        planner.observe(seen(planner.plan(request())))
+        plans.append(planner.plan(request()))
+    assert plans[0] == plans[1]
+
+
+def test_a_deadline_in_reach_is_met_at_the_least_cost() -> None:
+    cost = GenerateCost(0.0, 0.0, 0.01, 0.01, 0.0)
+    cheap, fast = (
+        AdaptivePlanner(policy("ours"), goal=goal, priors=Priors(cost)).plan(request())
+        for goal in (Goal("cost"), Goal("speed"))
+    )
+    assert cheap.predicted_step_s is not None
+    assert fast.predicted_step_s is not None
+    assert fast.predicted_step_s < cheap.predicted_step_s
+    assert fast.replicas["generate"] > cheap.replicas["generate"]
+
+
+def test_lengths_beyond_the_capacity_and_unknown_policies_are_refused() -> None:
+    planner = AdaptivePlanner(policy("ours"), priors=Priors(GenerateCost(0.0, 0.0, 0.01, 0.0, 0.0)))
+    with pytest.raises(ValueError, match="does not fit the KV capacity of 100 tokens"):
+        planner.plan(request(kv_tokens=100))
+    with pytest.raises(ValueError, match=r"policy 'best' is not known .*serverful, rlhfuse, rlhfless"):
+        policy("best")
