@@ -19,7 +19,7 @@ def serve_parser(commands: Any) -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--tokens", type=Path, help="file of lines `name read|write token`")
-    parser.add_argument("--defaults", type=Path, help="TOML that lies under every job")
+    parser.add_argument("--defaults", type=Path, help="TOML (or *.json) that lies under every job")
     parser.add_argument("--max-running", type=int, default=1, help="jobs at a time, the others wait (default: 1)")
     parser.add_argument("--job-template", type=Path, help="Kubernetes Job manifest: run orchestrators as such Jobs")
     parser.set_defaults(command=_serve)

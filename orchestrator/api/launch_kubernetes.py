@@ -2,7 +2,7 @@
 
 The template is a whole `batch/v1` Job whose first container has the orchestrator's image and mounts the directory of
 runs where this server does; name, labels and arguments are put in here. The runner's service account needs nothing of
-Jobs; this server's needs create, delete and list of `jobs` in its namespace.
+Jobs; this server's needs create, list and deletecollection of `jobs` in its namespace.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from urllib3.exceptions import HTTPError
 
 from orchestrator.errors import ConfigError, RunError
 
-JOB_LABEL = "rlhf-orchestrate.dev/job"
+RUNNER_LABEL = "rlhf-orchestrate/runner"
+"""Its value is the job; other objects of a job (its functions, its lease) carry labels of their own."""
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 ANSWER_S = 10.0
 
@@ -30,9 +31,9 @@ def job_manifest(template: dict[str, Any], job: str, launch: int, runs: Path) ->
     manifest = copy.deepcopy(template)
     metadata = manifest.setdefault("metadata", {})
     metadata["name"] = f"{job}-{launch}"
-    metadata.setdefault("labels", {})[JOB_LABEL] = job
+    metadata.setdefault("labels", {})[RUNNER_LABEL] = job
     pod = manifest["spec"]["template"]
-    pod.setdefault("metadata", {}).setdefault("labels", {})[JOB_LABEL] = job
+    pod.setdefault("metadata", {}).setdefault("labels", {})[RUNNER_LABEL] = job
     pod["spec"]["containers"][0]["args"] = ["resume", str(runs / job)]
     return manifest
 
@@ -85,7 +86,7 @@ class KubernetesLauncher:
         """Deletes the Job objects; they stay listed until their pods have ended in order."""
         try:
             self._api.delete_collection_namespaced_job(
-                self._namespace, label_selector=f"{JOB_LABEL}={job}", propagation_policy="Foreground",
+                self._namespace, label_selector=f"{RUNNER_LABEL}={job}", propagation_policy="Foreground",
                 _request_timeout=ANSWER_S,
             )  # fmt: skip
         except ApiException as error:
@@ -99,16 +100,16 @@ class KubernetesLauncher:
             return asked
         try:
             answer = self._api.list_namespaced_job(
-                self._namespace, label_selector=JOB_LABEL, _request_timeout=ANSWER_S, _preload_content=False
+                self._namespace, label_selector=RUNNER_LABEL, _request_timeout=ANSWER_S, _preload_content=False
             )
             items = json.loads(answer.data)["items"]
         except ApiException as error:
             raise _failed("jobs cannot be listed", error) from error
         except HTTPError as error:
             raise RunError(f"jobs cannot be listed: the cluster's API is away: {error}") from error
-        return asked & {item["metadata"]["labels"][JOB_LABEL] for item in items if job_alive(item)}
+        return asked & {item["metadata"]["labels"][RUNNER_LABEL] for item in items if job_alive(item)}
 
 
 def _failed(what: str, error: ApiException) -> RunError:
-    hint = "; grant the API's service account create, delete and list of jobs" if error.status == 403 else ""
+    hint = "; grant the API's service account create, list and deletecollection of jobs" if error.status == 403 else ""
     return RunError(f"{what}: the cluster's API answered {error.status} {error.reason}{hint}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import logging
 import tomllib
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from orchestrator.api.auth import Tokens
 from orchestrator.api.jobs import Jobs
 from orchestrator.api.launch import Launcher, LocalLauncher
 from orchestrator.api.routes import Site
+from orchestrator.config import JobConfig
 from orchestrator.errors import ConfigError
 
 
@@ -28,7 +30,7 @@ class ServeOptions:
     port: int = 8080
     tokens: Path | None = None
     defaults: Path | None = None
-    """TOML that lies under every job: its exchange, its platform, its functions' machines."""
+    """TOML, or JSON (*.json), that lies under every job: its exchange, its platform, its functions' machines."""
     max_running: int = 1
     """Jobs that run at a time; the others wait. 0: none is started."""
     job_template: Path | None = None
@@ -52,7 +54,7 @@ def build(options: ServeOptions) -> FastAPI:
         from orchestrator.api.launch_kubernetes import KubernetesLauncher
 
         launcher = KubernetesLauncher.connect(runs, options.job_template)
-    defaults = {} if options.defaults is None else _toml(options.defaults)
+    defaults = {} if options.defaults is None else read_table(options.defaults)
     tokens = None if options.tokens is None else Tokens(options.tokens)
     return create_app(Jobs(runs, launcher, max_running=options.max_running), Site(roots, defaults), tokens)
 
@@ -68,11 +70,17 @@ def serve(options: ServeOptions) -> None:
     uvicorn.Server(config).run()
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def read_table(path: Path) -> dict[str, Any]:
+    """Raises ConfigError."""
     try:
-        return tomllib.loads(path.read_text())
+        text = path.read_text()
+        table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as TOML: {error}") from error
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    unknown = sorted(set(table) - set(JobConfig.model_fields)) if isinstance(table, dict) else ["not a table"]
+    if unknown:
+        raise ConfigError(f"{path}: no keys of a job: {', '.join(unknown)}")
+    return dict(table)
 
 
 def _loopback(host: str) -> bool:

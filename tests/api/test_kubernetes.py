@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import kubernetes
 import pytest
 
-from orchestrator.api.launch_kubernetes import JOB_LABEL, KubernetesLauncher, job_manifest
+from orchestrator.api.launch_kubernetes import RUNNER_LABEL, KubernetesLauncher, job_manifest
 from orchestrator.errors import ConfigError, RunError
 
 TEMPLATE = {
@@ -100,10 +100,10 @@ def launcher(cluster: Cluster) -> Iterator[KubernetesLauncher]:
 def test_the_manifest_of_a_launch() -> None:
     made = job_manifest(TEMPLATE, "tiny-0123456789", 2, Path("/runs"))
     assert made["metadata"]["name"] == "tiny-0123456789-2"
-    assert made["metadata"]["labels"] == {"app.kubernetes.io/component": "runner", JOB_LABEL: "tiny-0123456789"}
-    assert made["spec"]["template"]["metadata"]["labels"] == {JOB_LABEL: "tiny-0123456789"}
+    assert made["metadata"]["labels"] == {"app.kubernetes.io/component": "runner", RUNNER_LABEL: "tiny-0123456789"}
+    assert made["spec"]["template"]["metadata"]["labels"] == {RUNNER_LABEL: "tiny-0123456789"}
     assert made["spec"]["template"]["spec"]["containers"][0]["args"] == ["resume", "/runs/tiny-0123456789"]
-    assert JOB_LABEL not in json.dumps(TEMPLATE), "the template stays as it is"
+    assert RUNNER_LABEL not in json.dumps(TEMPLATE), "the template stays as it is"
     assert re.fullmatch(r"[a-z0-9-]{1,63}", job_manifest(TEMPLATE, "x" * 48, 10**9, Path("/r"))["metadata"]["name"])
 
 
