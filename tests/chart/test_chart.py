@@ -1,0 +1,235 @@
+"""The chart under every values file: schemas, rights, security, selectors, and that its parts fit ours."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-untyped]  # it ships no types
+import pytest
+import yaml
+
+from orchestrator.api.launch_kubernetes import job_manifest
+from orchestrator.api.submission import JSON_TYPE, read_job
+from orchestrator.doctor_knative import RIGHTS, needed_features
+from orchestrator.platforms.base import FunctionSpec
+from orchestrator.platforms.knative_manifests import JobContext, service
+from tests.chart.conftest import CHART, KUBERNETES, ROOT, VALUES, Objects, Render, config, one, pods, selects
+
+DEVELOPMENT, PRODUCTION, REDIS_ONLY, CPU = VALUES
+BODY = json.dumps({"name": "j", "steps": 1, "model": {"path": "m"}, "data": {"train": "t"}}).encode()
+RUNNER = "rlhf-orchestrate/runner"
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_lint(helm: str, values: Path) -> None:
+    done = subprocess.run(
+        [helm, "lint", "--strict", str(CHART), "-f", str(values)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert "0 chart(s) failed" in done.stdout
+
+
+def test_every_object_is_what_kubernetes_takes(scenario: Objects) -> None:
+    runner = job_manifest(config(scenario)[1], "tiny-0123456789", 1, Path("/runs"))
+    for item in [*scenario, runner]:
+        kubernetes_validate.validate(item, KUBERNETES, strict=True)
+    names = [(item["kind"], item["metadata"]["name"]) for item in scenario]
+    assert len(names) == len(set(names))
+
+
+def test_labels_by_convention(scenario: Objects) -> None:
+    keys = ("name", "instance", "version", "component", "part-of", "managed-by")
+    for item in scenario:
+        for key in keys:
+            assert item["metadata"]["labels"].get(f"app.kubernetes.io/{key}"), (item["kind"], key)
+
+
+def test_every_pod_is_confined(scenario: Objects) -> None:
+    for name, pod in pods(scenario).items():
+        spec = pod["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        for container in spec["containers"]:
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"] is True, name
+            assert security["allowPrivilegeEscalation"] is False, name
+            assert security["capabilities"] == {"drop": ["ALL"]}, name
+            assert {"requests", "limits"} <= set(container["resources"]), name
+        if pod["metadata"]["labels"]["app.kubernetes.io/component"] in ("api", "runner"):
+            assert spec["serviceAccountName"], "it talks to the cluster's API"
+            writable = {m["mountPath"] for m in spec["containers"][0]["volumeMounts"] if not m.get("readOnly")}
+            assert writable == {"/runs", "/tmp"}
+        if "-test-" in name or "valkey" in name or "seaweedfs" in name:
+            assert spec["automountServiceAccountToken"] is False, name
+
+
+def test_every_mount_has_its_volume_and_every_reference_its_object(scenario: Objects) -> None:
+    made = {(item["kind"], item["metadata"]["name"]) for item in scenario}
+    outside = {"rlhf-tokens", "rlhf-exchange", "rlhf-runs", "rlhf-data", "redis", "registry"}
+    for name, pod in pods(scenario).items():
+        volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", ())}
+        for container in pod["spec"]["containers"]:
+            assert {mount["name"] for mount in container.get("volumeMounts", ())} <= set(volumes), name
+            secrets = [source["secretRef"]["name"] for source in container.get("envFrom", ())]
+            secrets += [e["valueFrom"]["secretKeyRef"]["name"] for e in container.get("env", ()) if "valueFrom" in e]
+            secrets += [v["secret"]["secretName"] for v in volumes.values() if "secret" in v]
+            assert all(("Secret", secret) in made or secret in outside for secret in secrets), (name, secrets)
+        for volume in volumes.values():
+            if "persistentVolumeClaim" in volume:
+                claim = volume["persistentVolumeClaim"]["claimName"]
+                assert ("PersistentVolumeClaim", claim) in made or claim in outside, name
+            if "configMap" in volume:
+                assert ("ConfigMap", volume["configMap"]["name"]) in made, name
+
+
+def test_services_budgets_and_policies_find_their_pods(scenario: Objects) -> None:
+    labels = {name: pod["metadata"]["labels"] for name, pod in pods(scenario).items()}
+    for item in scenario:
+        if item["kind"] == "Service":
+            chosen = [n for n, found in labels.items() if selects({"matchLabels": item["spec"]["selector"]}, found)]
+            assert chosen == [item["metadata"]["name"]]
+        if item["kind"] == "PodDisruptionBudget":
+            assert [n for n, found in labels.items() if selects(item["spec"]["selector"], found)] == ["runner"]
+    for item in (o for o in scenario if o["kind"] == "NetworkPolicy"):
+        if not item["metadata"]["name"].endswith("-functions"):
+            assert sum(selects(item["spec"]["podSelector"], found) for found in labels.values()) == 1
+
+
+def test_a_job_is_valid_over_the_charts_defaults(scenario: Objects) -> None:
+    defaults, _ = config(scenario)
+    job = read_job(BODY, JSON_TYPE, roots=[Path("/data")], defaults=defaults)
+    knative = job.platform.knative
+    assert job.platform.kind == "knative"
+    assert knative is not None
+    assert knative.namespace == "rl"
+    assert ("data", "/data", True) in [(v.name, v.mount_path, v.read_only) for v in knative.volumes]
+    assert knative.env_secrets == (one(scenario, "Deployment", "-api")["spec"]["template"]["spec"]["containers"][0]
+                                   ["envFrom"][0]["secretRef"]["name"],)  # fmt: skip
+
+
+def test_functions_answer_knative_and_their_gang_only(render: Render) -> None:
+    objects = render(PRODUCTION)
+    defaults, _ = config(objects)
+    job = read_job(BODY, JSON_TYPE, roots=[Path("/data")], defaults=defaults)
+    assert job.platform.knative is not None
+    context = JobContext("j", "s3://x", "j", 60, job.platform.knative)
+    made = {name: service(context, FunctionSpec(name, "train", gpus=1)) for name in ("train", "generate")}
+    labels = {name: item["spec"]["template"]["metadata"]["labels"] for name, item in made.items()}
+    policy = one(objects, "NetworkPolicy", "-functions")["spec"]
+    assert all(selects(policy["podSelector"], found) for found in labels.values())
+    assert not selects(policy["podSelector"], pods(objects)["runner"]["metadata"]["labels"])
+    knative, gang = (rule["from"][0] for rule in policy["ingress"])
+    assert selects(knative["namespaceSelector"], {"kubernetes.io/metadata.name": "knative-serving"})
+    assert not selects(knative["namespaceSelector"], {"kubernetes.io/metadata.name": "rl"})
+    assert selects(gang["podSelector"], labels["train"])
+    assert not selects(gang["podSelector"], labels["generate"])
+    pod = made["train"]["spec"]["template"]["spec"]
+    assert (pod["nodeSelector"], pod["runtimeClassName"]) == ({"pool": "gpu"}, "nvidia")
+    assert pod["serviceAccountName"] == "rlhf-functions"
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert {m["mountPath"] for m in pod["containers"][0]["volumeMounts"]} == {"/scratch", "/data", "/cache"}
+    assert made["generate"]["spec"]["template"]["spec"]["containers"][0]["image"].startswith("registry.example.com/")
+
+
+def test_the_runner_has_the_rights_that_the_platform_asks_for_and_no_others(render: Render) -> None:
+    objects = render(DEVELOPMENT)
+    asked = {(group, resource): set(verbs) for group, resource, verbs in RIGHTS}
+    given = {(r["apiGroups"][0], r["resources"][0]): set(r["verbs"]) for r in one(objects, "Role", "-runner")["rules"]}
+    assert given == asked
+    assert one(objects, "Role", "-api")["rules"] == [
+        {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "list", "deletecollection"]}
+    ]
+    assert {item["kind"] for item in objects if "Role" in item["kind"]} == {"Role", "RoleBinding"}, "no cluster rights"
+    for account in ("api", "runner"):
+        binding = one(objects, "RoleBinding", f"-{account}")
+        assert binding["subjects"][0]["name"] == one(objects, "ServiceAccount", f"-{account}")["metadata"]["name"]
+    assert one(objects, "ServiceAccount", "-functions")["automountServiceAccountToken"] is False
+
+
+def test_the_runner_goes_on_after_it_was_killed_and_not_after_it_failed(render: Render) -> None:
+    spec = config(render(DEVELOPMENT))[1]["spec"]
+    assert spec["backoffLimit"] == 10
+    ignored, failed = spec["podFailurePolicy"]["rules"]
+    assert ignored["onPodConditions"][0]["type"] == "DisruptionTarget"
+    assert failed["onExitCodes"]["values"] == [1, 2, 130], "of orchestrator/errors.py"
+    assert failed["onExitCodes"]["containerName"] == spec["template"]["spec"]["containers"][0]["name"]
+
+
+def test_secrets_that_exist_are_named_and_none_is_made(render: Render) -> None:
+    assert [item for item in render(PRODUCTION) if item["kind"] == "Secret"] == []
+    made = {item["metadata"]["name"]: set(item["data"]) for item in render(DEVELOPMENT) if item["kind"] == "Secret"}
+    assert made == {
+        "rel-rlhf-orchestrate-tokens": {"tokens"},
+        "rel-rlhf-orchestrate-stores": {"REDIS_PASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"},
+        "rel-rlhf-orchestrate-seaweedfs": {"s3.json"},
+    }
+
+
+def test_development_stores_are_off_unless_asked_for(render: Render) -> None:
+    kinds = [item["metadata"]["name"] for item in render(PRODUCTION) if item["kind"] == "Deployment"]
+    assert kinds == ["rel-rlhf-orchestrate-api"]
+    url = config(render(DEVELOPMENT))[0]["exchange"]["url"]
+    assert url.startswith("tiered+s3://rlhf/jobs?endpoint=http://rel-rlhf-orchestrate-seaweedfs:8333&")
+    assert url.endswith("&redis=redis://rel-rlhf-orchestrate-valkey:6379/0")
+    assert not [item for item in render(REDIS_ONLY) if item["kind"] in ("NetworkPolicy", "PodDisruptionBudget")]
+
+
+def test_helm_tests_are_hooks(scenario: Objects) -> None:
+    tests = [item for item in scenario if item["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]
+    assert len(tests) == 2
+    for test in tests:
+        compile(test["spec"]["containers"][0]["args"][0], test["metadata"]["name"], "exec")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--set", "exchange.url="], "exchange.url: set it"),
+        (["--set", "api.maxRuning=1"], "maxRuning is not allowed"),
+        (["--set", "whatever=1"], "whatever is not allowed"),
+        (["--set", "exchange.url=dir:///tmp"], "exchange.url"),
+        (["--set", "functions.tolerations[0].tolerationSeconds=1"], "tolerationSeconds is not allowed"),
+        (["--set", "podSecurity.runAsUser=0"], "runAsUser"),
+        (["--set", "functions.cache.existingClaim=a,functions.cache.hostPath=/b"], "cache"),
+        (["--kube-version", "1.28.0"], "incompatible"),
+    ],
+)
+def test_values_that_cannot_be(helm: str, words: list[str], said: str) -> None:
+    command = [helm, "template", "rel", str(CHART), "-f", str(REDIS_ONLY), "--kube-version", KUBERNETES, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert said in done.stderr.replace("Additional property ", ""), done.stderr
+
+
+def test_every_value_is_in_the_schema_and_the_file_is_short() -> None:
+    text = (CHART / "values.yaml").read_text()
+    assert len(text.splitlines()) < 150
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    free = {"jobDefaults", "nodeSelector", "env", "requests", "limits"}
+
+    def check(values: dict[str, Any], node: dict[str, Any], path: str) -> None:
+        while "$ref" in node:
+            node = schema["definitions"][node["$ref"].rpartition("/")[2]]
+        assert node.get("additionalProperties") is False, f"{path}: takes anything"
+        for key, value in values.items():
+            assert key in node["properties"], f"{path}.{key}: not in the schema"
+            if isinstance(value, dict) and key not in free:
+                check(value, node["properties"][key], f"{path}.{key}")
+
+    check(yaml.safe_load(text), schema, "values")
+
+
+def test_knative_is_set_up_for_what_jobs_of_the_chart_ask_for(scenario: Objects) -> None:
+    """The operator's object is checked by hand: its CRD takes any string map under spec.config."""
+    serving = yaml.safe_load((ROOT / "deploy" / "knative-serving.yaml").read_text())
+    assert (serving["apiVersion"], serving["kind"]) == ("operator.knative.dev/v1beta1", "KnativeServing")
+    settings = serving["spec"]["config"]
+    assert all(isinstance(v, str) for keys in settings.values() for v in keys.values()), "config maps hold strings"
+    job = read_job(BODY, JSON_TYPE, roots=[Path("/data")], defaults=config(scenario)[0])
+    assert job.platform.knative is not None
+    assert {settings["features"].get(key) for key in needed_features(job.platform.knative)} <= {"enabled"}
+    assert settings["autoscaler"]["allow-zero-initial-scale"] == "true"
+    assert int(settings["defaults"]["max-revision-timeout-seconds"]) > job.limits.call_s + 60
