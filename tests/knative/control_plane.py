@@ -7,6 +7,7 @@ functions/server.py, forked from a warm parent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -153,14 +154,9 @@ class ControlPlane:
                 seen = version
                 if _of(value, job):
                     yield json.dumps({"type": kind, "object": value}).encode() + b"\n"
-            async with cluster.moved:
-                if cluster.events and cluster.events[-1][0] > seen:
-                    continue
-                try:
-                    async with asyncio.timeout(0.2):
-                        await cluster.moved.wait()
-                except TimeoutError:
-                    continue
+            if not cluster.events or cluster.events[-1][0] <= seen:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(cluster.moved.wait(), 0.2)
 
     # --- ingress, activator, queue-proxy -----------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import copy
 import itertools
 import json
 import signal
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,9 +97,9 @@ class Revision:
 
 
 class Cluster:
-    """`slots`: how many pods the node can take. `features` of config-features that are on."""
+    """`slots`: how many pods the node can take; `warm`: kinds of functions whose libraries are loaded beforehand."""
 
-    def __init__(self, root: Path, *, slots: int = 8, max_timeout_s: int = 3600) -> None:
+    def __init__(self, root: Path, *, slots: int = 8, max_timeout_s: int = 3600, warm: Sequence[str] = ()) -> None:
         self.root, self.slots, self.max_timeout_s = root, slots, max_timeout_s
         self.features: set[str] = set()
         self.objects: dict[tuple[str, str], Json] = {}
@@ -106,22 +107,28 @@ class Cluster:
         self.revisions: dict[str, Revision] = {}
         self.events: list[tuple[int, str, Json]] = []
         self.version = itertools.count(1)
-        self.moved = asyncio.Condition()
+        self.moved = asyncio.Event()
+        """Set, and replaced, by each event."""
+        self.closing = False
         self.tasks: set[asyncio.Task[None]] = set()
         self.pods: dict[str, Pod] = {}
-        self.launcher = WarmLauncher([], root / "warm.log")
+        self.launcher = WarmLauncher(warm, root / "warm.log")
         self.uids = itertools.count(1)
         self.drained: list[str] = []
         """Ready pods without a request that held their GPU for a whole drain."""
         self.writes: list[tuple[str, str, str]] = []
         """Every write that the API was asked for: verb, kind, name."""
 
-    def spawn(self, work: Any) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self.closing:
+            work.close()
+            return
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     async def close(self) -> None:
+        self.closing = True
         for task in list(self.tasks):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -423,11 +430,8 @@ class Cluster:
     def _tell(self, kind: str, value: Json) -> None:
         value["metadata"]["resourceVersion"] = str(version := next(self.version))
         self.events.append((version, kind, copy.deepcopy(value)))
-        self.spawn(self._notify())
-
-    async def _notify(self) -> None:
-        async with self.moved:
-            self.moved.notify_all()
+        self.moved.set()
+        self.moved = asyncio.Event()
 
 
 def _conditions(ready: bool) -> list[Json]:
