@@ -45,7 +45,7 @@ def make_model(directory: Path, size: str, seed: int) -> None:
         **SHAPES[size],
     )  # fmt: skip
     with torch.device("cuda"):
-        model: Any = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+        model: Any = Qwen2ForCausalLM(config)
     save_model(model.to(torch.bfloat16), directory)
 
 

@@ -44,7 +44,7 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         }  # fmt: skip
         config = Qwen2Config(**(settings | changes))
         directory = tmp_path_factory.mktemp("model")
-        save_model(Qwen2ForCausalLM(config), directory)  # type: ignore[no-untyped-call]
+        save_model(Qwen2ForCausalLM(config), directory)
         return directory
 
     return make
