@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from functions.wire import Json
@@ -21,7 +23,7 @@ from orchestrator.events import EventLog
 from orchestrator.fleet import Fleet
 from orchestrator.journal import Record
 from orchestrator.ledger import Books, Ledger, total
-from orchestrator.live import Snapshot, View
+from orchestrator.live import Snapshot, View, time_left_s
 from orchestrator.loop import StepResult
 from orchestrator.platforms.base import FunctionSpec, Platform
 from orchestrator.run_directory import write_atomically
@@ -31,6 +33,8 @@ from orchestrator.telemetry.tensorboard import TensorBoard
 from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
 
 VIEW_EVERY_S = 0.25
+BOOKS_EVERY_S = 2.0
+"""A killed execution loses at most so much of its spending from the books."""
 REWARD = "critic/score/mean"
 VALIDATION = "val-core/"
 FOLLOWED = (REWARD, "response_length/mean", "actor/ppo_kl", "actor/grad_norm", "perf/throughput", "timing_s/step")
@@ -48,12 +52,14 @@ class Recorder:
         self._job, self._path, self._store, self._records = job, path, store, records
         self._platform, self._specs, self._view, self._events = platform, specs, view, events
         self._begun_s = asyncio.get_running_loop().time()
-        self._begun_step = len(records)
         committed = [(record.step, metrics_of(record)) for record in records]
         self._sinks: list[Sink] = [JsonLines(path / "metrics.jsonl", committed)]
         if job.telemetry.tensorboard:
             self._sinks.append(TensorBoard(path / "tensorboard", committed))
         self._ledger = Ledger(path / "cost.json", specs, next_step=len(records), now_s=self._begun_s)
+        self._curves = _Curves()
+        for _, metrics in committed:
+            self._curves.add(metrics)
         self._trace = Trace(path / "trace.json", now_s=self._begun_s, unix_s=time.time())
         events.append("started", {"execution": events.executions + 1, "step": len(records) - 1, "steps": job.steps})
         for record in records:
@@ -82,8 +88,10 @@ class Recorder:
         if failed := result.report.failed:
             self._events.tell("sample_failures", step, {"count": len(failed), "first": failed[:FIRST_FAILURES]})
         self._ledger.close_step(step, usage, now_s)
+        metrics = metrics_of(result.record)
+        self._curves.add(metrics)
         for sink in self._sinks:
-            sink.write(step, metrics_of(result.record))
+            sink.write(step, metrics)
         name = f"step {step}"
         spans = [TraceSpan(JOB, "step", name, result.start_s, result.stop_s)]
         spans += [TraceSpan(JOB, span.name, name, span.start_s, span.stop_s) for span in result.report.spans]
@@ -128,7 +136,12 @@ class Recorder:
 
     async def _watch(self, fleet: Fleet) -> None:
         shown: Json = {}
+        clock = asyncio.get_running_loop().time
+        written_s = clock()
         while True:
+            if clock() >= written_s + BOOKS_EVERY_S:
+                self.books()
+                written_s = clock()
             snapshot = self.snapshot(fleet)
             self._view.changed(snapshot)
             replicas = {name: exist for name, (exist, _) in snapshot.replicas.items()}
@@ -139,33 +152,48 @@ class Recorder:
             await asyncio.sleep(VIEW_EVERY_S)
 
     def snapshot(self, fleet: Fleet) -> Snapshot:
-        """The job now."""
-        now_s = asyncio.get_running_loop().time()
-        metrics = [metrics_of(record) for record in self._records]
-        validation = next((key for m in metrics for key in m if key.startswith(VALIDATION) and "/acc/" in key), "")
-        books = self._ledger.count(self._platform.usage(), now_s)
-        existing: dict[str, int] = {}
-        for replica in self._platform.replicas():
-            existing[replica.function] = existing.get(replica.function, 0) + 1
-        step = max(0, len(self._records) - 1)
-        here = len(self._records) - max(1, self._begun_step)
-        elapsed_s = now_s - self._begun_s
+        """The job now; its cost as of the last look into the books."""
+        existing = Counter(replica.function for replica in self._platform.replicas())
+        step, curves, books = max(0, len(self._records) - 1), self._curves, self._ledger.books
         return Snapshot(
             job=self._job.name,
             recipe=self._job.recipe,
             step=step,
             steps=self._job.steps,
-            elapsed_s=elapsed_s,
+            elapsed_s=asyncio.get_running_loop().time() - self._begun_s,
             stages=fleet.at_work(),
-            replicas={spec.name: (existing.get(spec.name, 0), spec.max_replicas) for spec in self._specs},
-            rewards=[m[REWARD] for m in metrics if REWARD in m],
-            validations=[m[validation] for m in metrics if validation in m],
-            validation_name=validation,
-            tokens_per_s=metrics[-1].get("perf/throughput") if metrics else None,
+            replicas={spec.name: (existing[spec.name], spec.max_replicas) for spec in self._specs},
+            rewards=curves.rewards,
+            validations=curves.validations,
+            validation_name=curves.validation_name,
+            tokens_per_s=curves.tokens_per_s,
             cost_usd=books.usd,
             serverful_usd=total(books.serverful).usd,
-            left_s=(self._job.steps - step) * elapsed_s / here if here > 0 else None,
+            left_s=time_left_s(step, self._job.steps, curves.step_s),
         )
+
+
+@dataclass
+class _Curves:
+    """What the view follows of the committed steps."""
+
+    rewards: list[float] = field(default_factory=list)
+    validations: list[float] = field(default_factory=list)
+    validation_name: str = ""
+    tokens_per_s: float | None = None
+    step_s: list[float] = field(default_factory=list)
+    """Of training steps."""
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        if REWARD in metrics:
+            self.rewards.append(metrics[REWARD])
+            self.step_s.append(metrics["perf/time_per_step"])
+            self.tokens_per_s = metrics["perf/total_num_tokens"] / metrics["perf/time_per_step"]
+        for name in metrics:
+            if name.startswith(VALIDATION) and "/acc/" in name:
+                self.validation_name = self.validation_name or name
+                if name == self.validation_name:
+                    self.validations.append(metrics[name])
 
 
 def metrics_of(record: Record) -> dict[str, float]:

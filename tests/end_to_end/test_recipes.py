@@ -72,7 +72,9 @@ def test_safe_rlhf_learns_within_its_cost_limit(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(COST)
     metrics = train(tmp_path / "run", "safe_rlhf", f"reward.score={tmp_path}/reward.py:score", *OVERRIDES["safe_rlhf"])
     assert_lifted(metrics)
+    rows = [json.loads(line) for line in (EXAMPLE / "train.jsonl").read_text().splitlines()]
+    right = sum(int(row["reward_model"]["ground_truth"]) >= 20 for row in rows) / len(rows)
+    assert right > COST_LIMIT, "the limit binds: a policy that is always right would be over it"
     costs = [line["critic/cost/mean"] for line in metrics if "critic/cost/mean" in line]
     print(f"cost {costs[0]:.3f} -> {sum(costs[-5:]) / 5:.3f}, limit {COST_LIMIT}")
-    assert costs[0] > COST_LIMIT, "the limit binds"
     assert sum(costs[-5:]) / 5 < COST_LIMIT
