@@ -28,7 +28,7 @@ from orchestrator.api import problems
 from orchestrator.api.auth import Tokens
 from orchestrator.api.feed import Feeds
 from orchestrator.api.jobs import Jobs
-from orchestrator.api.problems import Problem, responses
+from orchestrator.api.problems import ApiError, Problem, responses
 from orchestrator.api.routes import Site, job_routes
 from orchestrator.api.telemetry import CONTENT_TYPE, Measured, RequestMetrics, job_lines
 from orchestrator.config import JobConfig
@@ -50,8 +50,8 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens | None) -> FastAPI:
     """Without tokens everyone who reaches the server may do everything."""
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        keeper = asyncio.create_task(keep_going(jobs))
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.keeper = keeper = asyncio.create_task(keep_going(jobs))
         yield
         keeper.cancel()
         jobs.changed.set()  # its thread waits for this
@@ -70,6 +70,7 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens | None) -> FastAPI:
 
         writes = reads
     else:
+
         async def reads(request: Request, _scheme: Credentials) -> None:  # type: ignore[misc]  # the other branch
             tokens.check(request.headers.get("authorization"), "read")
 
@@ -78,8 +79,13 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens | None) -> FastAPI:
 
     app.include_router(job_routes(jobs, Feeds(jobs), site, reads, writes))
 
-    @app.get("/healthz", operation_id="health", tags=["server"], summary="The server answers")
+    @app.get(
+        "/healthz", operation_id="health", tags=["server"], summary="The server answers, and keeps jobs going",
+        responses=responses(503),
+    )  # fmt: skip
     async def healthz() -> Health:
+        if app.state.keeper.done():
+            raise ApiError(503, "the task that keeps jobs going has ended; the server's log says why")
         return Health(status="ok")
 
     @app.get(
@@ -102,7 +108,7 @@ async def keep_going(jobs: Jobs) -> None:
         jobs.changed.clear()
         try:
             await asyncio.to_thread(jobs.tick)
-        except OrchestratorError as error:  # the launcher is away: the jobs go on without us
+        except (OrchestratorError, OSError) as error:  # launcher or disk is away: the jobs go on without us
             log.error("%s", error)
         await asyncio.to_thread(jobs.changed.wait, TICK_S)
 

@@ -32,6 +32,8 @@ class _Feed:
     frames: list[bytes] = field(default_factory=list)
     over: bool = False
     """No event will follow, unless somebody asks for it."""
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    """What the file held when the first follower came is read."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set and replaced whenever something above has changed."""
     followers: int = 0
@@ -50,7 +52,7 @@ class Feeds:
         try:
             if feed.reader is None:
                 feed.reader = asyncio.create_task(self._read(job, feed))
-                await feed.news.wait()
+            await feed.ready.wait()
             sent = after if after <= len(feed.frames) else 0
             while True:
                 news = feed.news
@@ -74,7 +76,7 @@ class Feeds:
                 self._feeds.pop(job, None)
 
     async def _read(self, job: str, feed: _Feed) -> None:
-        path, offset, looked = self._jobs.directory(job) / FILE, 0, False
+        path, offset = self._jobs.directory(job) / FILE, 0
         while True:
             over = await asyncio.to_thread(self._over, job)  # before the file is read: nothing comes after it
             try:
@@ -83,10 +85,11 @@ class Feeds:
                 log.error("%s", error)
                 events, over = [], True
             feed.frames += map(frame, events)
-            if events or over != feed.over or not looked:
-                feed.over, looked = over, True
+            if events or over != feed.over:
+                feed.over = over
                 feed.news.set()
                 feed.news = asyncio.Event()
+            feed.ready.set()
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _over(self, job: str) -> bool:
