@@ -9,7 +9,7 @@ is 0 at first, and nothing is random).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -107,13 +107,18 @@ def score_head(model: PreTrainedModel) -> nn.Linear:
     return head
 
 
-def checkpoint_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The model's tensors under the names of its checkpoint; of tied tensors only the one that is stored.
+def own_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The model's tensors under its own names; of tied tensors only the one that is stored."""
+    tied = set(getattr(model, "all_tied_weights_keys", {}) or {})
+    return {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in tied}
+
+
+def checkpoint_tensors(model: PreTrainedModel, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """`tensors` (None: the model's own) under the names of its checkpoint.
 
     What `save_pretrained` would write: buffers that are recomputed are not in it, a tied output head neither.
     """
-    tied = set(getattr(model, "all_tied_weights_keys", {}) or {})
-    state = {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in tied}
+    state = own_tensors(model) if tensors is None else dict(tensors)
     result: dict[str, Tensor] = revert_weight_conversion(model, state)
     return result
 

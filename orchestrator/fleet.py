@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from functions.wire import Call, Event
+from orchestrator.gang import invoke_gang
 from orchestrator.invoke import Invoker
 from orchestrator.planner.base import CallObservation
 from orchestrator.platforms.base import Platform
@@ -48,16 +49,31 @@ class Stage:
 
     async def call(self, call: Call) -> AsyncIterator[Event]:
         """The call's events, exactly once each, over as many attempts as it takes. Raises CallFailed."""
+        async with self._open(1):
+            async for event in self.fleet.invoker.invoke(self.function, call, observe=self.observations.append):
+                yield event
+
+    async def gang(self, call: Call) -> Event:
+        """The `done` of `call` as a gang of all the stage's replicas, however many attempts it takes.
+
+        Raises CallFailed.
+        """
+        async with self._open(self.replicas):
+            return await invoke_gang(
+                self.fleet.invoker, self.function, call, self.replicas, observe=self.observations.append
+            )
+
+    @asynccontextmanager
+    async def _open(self, calls: int) -> AsyncIterator[None]:
         if self.began_s is None:
             self.began_s = asyncio.get_running_loop().time()
             self.fleet.begin(self.function)
-        self.open_calls += 1
+        self.open_calls += calls
         await self.fleet.settle(self.function)
         try:
-            async for event in self.fleet.invoker.invoke(self.function, call, observe=self.observations.append):
-                yield event
+            yield
         finally:
-            self.open_calls -= 1
+            self.open_calls -= calls
             await asyncio.shield(self.fleet.settle(self.function))
 
 

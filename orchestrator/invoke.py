@@ -73,40 +73,57 @@ class Invoker:
         `observe` gets the measures of the attempt that brought `done`. Raises CallFailed for a fatal error and for one
         attempt too many; PlatformError as the platform does. Closing the iterator cancels the call.
         """
-        dice = random.Random(f"{self.seed}/{call.id}")
+        dice = self.dice(call)
         seen: set[Ref] = set()
         failures = 0
         while True:
             known = len(seen)
-            attempt = _Attempt(function, call)
             try:
-                async with aclosing(self._attempt(function, call)) as events:
+                async with aclosing(self.attempt(function, call, observe=observe)) as events:
                     async for event in events:
-                        attempt.note(event)
-                        if event.kind == "error":
-                            break
                         if event.kind in ("samples", "cut") and event.ref is not None:
                             if event.ref in seen:
                                 continue
                             seen.add(event.ref)
-                        if event.kind == "done":
-                            observe(attempt.observation(event))
                         yield event
-                        if event.kind == "done":
-                            return
-                reason = str(attempt.error.get("message", "no message"))
-                if attempt.error.get("kind") == "fatal":
-                    raise CallFailed(f"{function}, call {call.id}: {reason}")
+                return
             except CallLost as error:
-                reason = str(error)
-            failures = 1 if len(seen) > known else failures + 1
-            if failures >= self.retry.attempts:
-                raise CallFailed(f"{function}, call {call.id}: failed {failures} times, at last: {reason}")
-            pause_s = self.retry.pause_s(failures, dice.random())
-            self.note(f"{function}, call {call.id}: tried again in {pause_s:.1f} s: {reason}")
-            await asyncio.sleep(pause_s)
+                failures = 1 if len(seen) > known else failures + 1
+                await self.pause(function, call, failures, str(error), dice)
 
-    async def _attempt(self, function: str, call: Call) -> AsyncGenerator[Event, None]:
+    async def attempt(
+        self, function: str, call: Call, *, observe: Callable[[CallObservation], None] = lambda _observation: None
+    ) -> AsyncGenerator[Event, None]:
+        """The events of one attempt; `done` is the last. Raises CallLost where another may succeed, else CallFailed."""
+        attempt = _Attempt(function, call)
+        async with aclosing(self._events(function, call)) as events:
+            async for event in events:
+                attempt.note(event)
+                if event.kind == "error":
+                    break
+                if event.kind == "done":
+                    observe(attempt.observation(event))
+                yield event
+                if event.kind == "done":
+                    return
+        reason = str(attempt.error.get("message", "no message"))
+        if attempt.error.get("kind") == "fatal":
+            raise CallFailed(f"{function}, call {call.id}: {reason}")
+        raise CallLost(reason)
+
+    def dice(self, call: Call) -> random.Random:
+        """The jitter of the call's pauses."""
+        return random.Random(f"{self.seed}/{call.id}")
+
+    async def pause(self, function: str, call: Call, failures: int, reason: str, dice: random.Random) -> None:
+        """Waits after `failures` attempts in a row that brought nothing new; CallFailed where none is left."""
+        if failures >= self.retry.attempts:
+            raise CallFailed(f"{function}, call {call.id}: failed {failures} times, at last: {reason}")
+        pause_s = self.retry.pause_s(failures, dice.random())
+        self.note(f"{function}, call {call.id}: tried again in {pause_s:.1f} s: {reason}")
+        await asyncio.sleep(pause_s)
+
+    async def _events(self, function: str, call: Call) -> AsyncGenerator[Event, None]:
         """The events of one attempt. Raises CallLost also when it stays silent for too long."""
         async with aclosing(_closable(self.platform.call(function, call))) as events:
             limit_s = self.limits.start_s

@@ -20,6 +20,12 @@ OWN = ("optimizer", "model", "objective", "temperature", "max_response_length", 
 
 def train_settings(job: JobConfig, recipe: Recipe) -> Json:
     """JSON of TrainParams without model and objective. Raises ConfigError naming the key."""
+    for name, config in job.functions.items():
+        if job.deterministic and name.startswith("train") and config.replicas > 1:
+            raise ConfigError(
+                f"functions.{name}.replicas: got {config.replicas}, deterministic = true wants 1: "
+                "the sums of a gang of ranks agree with those of one to 1e-6, not to the bit"
+            )
     for key in job.algorithm:
         if key in OWN:
             raise ConfigError(f"algorithm.{key}: is set by [train], [rollout] or [model], not here")

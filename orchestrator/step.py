@@ -300,7 +300,7 @@ class Step:
         function = "train" if model == "actor" else f"train-{model}"
         async with self.fleet.stage(function, max(1, self.plan.replicas[function])) as stage:
             call = self._call(function, "train", inputs, {"policy": self.versions[model]}, params)
-            done = await last(stage.call(call))
+            done = await (last(stage.call(call)) if stage.replicas == 1 else stage.gang(call))
             self._account(f"update_{model}", stage)
         self.report.metrics |= done.data["metrics"]
         self.trained[model] = Version.from_json(done.data["version"])

@@ -27,6 +27,8 @@ from functions.models import micro_batch_default, pick_device
 from functions.packing import Pack, make_packs
 from functions.samples import SampleBatch
 from functions.train.batch import Targets, TrainBatch, build, targets
+from functions.train.gang import ALONE, GangParams, Ranks, meet
+from functions.train.parallel import Share, share
 from functions.train.params import TrainParams
 from functions.train.state import Structure, TrainState, load, publish_state
 from functions.train.step import Check, accumulate, batch_logprobs, blame, totals_of
@@ -51,21 +53,32 @@ class TrainFunction:
             raise FatalError(f"operation {call.operation!r}: the train function knows train")
         if "policy" not in call.weights:
             raise FatalError(f"call {call.id}: operation 'train' wants weights 'policy', the version to improve")
-        params = TrainParams.from_json(call.params)
+        params = TrainParams.from_json({key: value for key, value in call.params.items() if key != "gang"})
+        gang = GangParams.of(call.params)
+        identity = call.id if gang is None else gang.id
         parent = call.weights["policy"]
-        version = Version(params.model, parent.number + 1, hashlib.sha256(call.id.encode()).hexdigest()[:12])
-        try:
-            manifest = read_manifest(context.exchange, version)
-        except NotFound:
-            manifest = self._train(call, params, parent, version, context)
+        version = Version(params.model, parent.number + 1, hashlib.sha256(identity.encode()).hexdigest()[:12])
+        manifest = _published(context, version)
+        if manifest is None and gang is None:
+            manifest = self._train(call, params, parent, version, context, ALONE)
+        elif manifest is None and gang is not None:
+            with meet(gang, self._device, context, lambda: _published(context, version) is not None) as ranks:
+                if ranks is None:
+                    manifest = read_manifest(context.exchange, version)
+                else:
+                    manifest = self._train(call, params, parent, version, context, ranks)
+        assert manifest is not None
         yield Event("done", None, {"version": version.to_json(), **manifest.trainer["result"]})
 
-    def _train(self, call: Call, params: TrainParams, parent: Version, version: Version, context: Context) -> Manifest:
+    def _train(
+        self, call: Call, params: TrainParams, parent: Version, version: Version, context: Context, ranks: Ranks
+    ) -> Manifest:
         samples = _without(read_samples(call, context.exchange), params)
         batch = build(samples, read_columns(call, samples, context.exchange), params)
         held, self._held = self._held, None  # what fails half-way is not held on to
         warm = held is not None and held.version == parent and held.structure == Structure.of(params)
-        state = held if warm and held is not None else load(parent, params, context, self._device)
+        alone = ranks.mesh is None  # a gang's shards are of no use to another gang
+        state = held if warm and alone and held is not None else load(parent, params, context, self._device, ranks)
         try:
             metrics, stats, carry = optimize(state, batch, params, context)
         except (FatalError, ValueError) as error:
@@ -73,7 +86,7 @@ class TrainFunction:
         context.check()
         result = {"metrics": metrics, "stats": stats}
         manifest = publish_state(state, version, carry, {"result": result}, context)
-        if manifest.trainer["result"] == result:  # else another attempt won, with other bits
+        if alone and manifest.trainer["result"] == result:  # else another attempt won, with other bits
             self._held = replace(state, version=version, carry=carry)
         return manifest
 
@@ -93,21 +106,24 @@ def optimize(
         shared = shares_prefix(model.config, int(lengths.max()))
         progress = _Progress(context)
 
-        def packs_of(rows: Sequence[int]) -> list[Pack]:
-            budget = params.micro_batch_tokens or micro_batch_default(model.device)
-            return make_packs(batch.samples, rows, budget_tokens=budget, shared=shared)
+        def share_of(rows: Sequence[int]) -> Share:
+            def packs_of(budget_tokens: int) -> list[Pack]:
+                return make_packs(batch.samples, rows, budget_tokens=budget_tokens, shared=shared)
 
-        old = _old_logprobs(state, batch, params, packs_of(batch.trained_rows()), progress)
+            budget = params.micro_batch_tokens or micro_batch_default(model.device)
+            return share(packs_of, budget, state.ranks.rank, state.ranks.size)
+
+        old = _old_logprobs(state, batch, params, share_of(batch.trained_rows()), progress)
         goal = targets(batch, params, old, state.carry)
         if old is not None and params.objective == "policy":
             _check_mismatch(batch, old, params)
         parts, computed = list[dict[str, float]](), 0
         for epoch in range(params.epochs):
             for number, rows in enumerate(mini_batches(batch, params.mini_batches)):
-                packs = packs_of(rows)
-                computed += sum(pack.tokens.numel() for pack in packs)
-                progress.stage(f"epoch {epoch + 1}, mini-batch {number + 1}", len(packs))
-                parts.append(_one_step(state, packs, rows, batch, goal, old, params, progress))
+                own = share_of(rows)
+                computed += own.tokens
+                progress.stage(f"epoch {epoch + 1}, mini-batch {number + 1}", len(own.packs))
+                parts.append(_one_step(state, own, rows, batch, goal, old, params, progress))
     finally:
         model.train(False)
     metrics = {name: _over_steps(name, parts) for name in parts[0]} | goal.metrics
@@ -116,7 +132,8 @@ def optimize(
     stats = {
         "non_finite_metrics": len(metrics) - len(finite),  # a perplexity may overflow; JSON has no form for it
         "optimizer_steps": len(parts),
-        "packs": len(packs),
+        "ranks": state.ranks.size,
+        "packs": own.count,
         "computed_tokens": computed,
         "tokens": int(lengths.sum()) * params.epochs,
         "shared_prefix": int(shared),
@@ -128,7 +145,7 @@ def optimize(
 
 def _one_step(
     state: TrainState,
-    packs: list[Pack],
+    own: Share,
     rows: Sequence[int],
     batch: TrainBatch,
     goal: Targets,
@@ -139,22 +156,24 @@ def _one_step(
     optimizer, prefix = state.optimizer, "actor" if params.objective == "policy" else "critic"
     totals = totals_of(batch, rows, params)
 
-    def add(some: Sequence[Pack]) -> list[dict[str, Tensor]]:
-        return accumulate(state.model, state.head, some, batch, goal, old, totals, params, check)
+    def add(some: Share) -> list[dict[str, Tensor]]:
+        return accumulate(state.forward, some, batch, goal, old, totals, params, check)
 
     optimizer.zero_grad()
-    metrics = combine_metrics(add(packs))
+    metrics = combine_metrics(state.ranks.gather(combine_metrics(add(own))))
     if old is None and params.objective == "policy":
         _check_bound(metrics["rollout_corr/abs_diff_mean"], batch, params)
     norm = optimizer.grad_norm()
     if not math.isfinite(float(norm)):
+        if state.ranks.size > 1:
+            raise FatalError(f"gradient norm is {float(norm)}; with one replica the message names sample and parameter")
 
         def gradients(pack: Pack) -> Iterator[tuple[str, Tensor]]:
             optimizer.zero_grad()
-            add([pack])
+            add(Share((pack,), 0, 1, pack.tokens.numel()))
             return ((name, p.grad) for name, p in optimizer.named.items() if p.grad is not None)
 
-        raise FatalError(f"gradient norm is {float(norm)}: {blame(gradients, packs, batch)}")
+        raise FatalError(f"gradient norm is {float(norm)}: {blame(gradients, own.packs, batch)}")
     metrics[f"{prefix}/grad_norm"] = float(norm)
     metrics[f"{prefix}/lr"] = optimizer.step(params.optimizer, norm)
     return metrics
@@ -169,16 +188,16 @@ def mini_batches(batch: TrainBatch, count: int) -> list[list[int]]:
 
 
 def _old_logprobs(
-    state: TrainState, batch: TrainBatch, params: TrainParams, packs: list[Pack], progress: _Progress
+    state: TrainState, batch: TrainBatch, params: TrainParams, own: Share, progress: _Progress
 ) -> Tensor | None:
     """Log-probabilities of the weights before the step, where they are needed before it or differ within it."""
-    if "old_logprobs" in batch.token or state.head is None:
+    if "old_logprobs" in batch.token or not state.forward.policy:
         return batch.token.get("old_logprobs")
     in_reward = params.kl is not None and params.kl.where == "reward"
     if params.epochs * params.mini_batches == 1 and not in_reward and params.advantage != "distillation":
         return None
-    progress.stage("old log-probabilities", len(packs))
-    return batch_logprobs(state.model, state.head, packs, batch, params, progress)
+    progress.stage("old log-probabilities", len(own.packs))
+    return state.ranks.sum(batch_logprobs(state.forward, own, batch, params, progress))
 
 
 def _check_mismatch(batch: TrainBatch, old: Tensor, params: TrainParams) -> None:
@@ -202,6 +221,13 @@ def _over_steps(name: str, parts: list[dict[str, float]]) -> float:
     if name.endswith("max"):
         return max(values)
     return min(values) if name.endswith("min") else sum(values) / len(values)
+
+
+def _published(context: Context, version: Version) -> Manifest | None:
+    try:
+        return read_manifest(context.exchange, version)
+    except NotFound:
+        return None
 
 
 def _without(samples: SampleBatch, params: TrainParams) -> SampleBatch:

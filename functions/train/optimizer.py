@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from functions.train.parallel import full_scalar, placed
 from functions.train.params import OptimizerParams
 
 MASTER = "master/"
@@ -41,9 +42,7 @@ class Optimizer:
         groups = [{"params": matrices, "decays": True}, {"params": others, "decays": False}]
         self._adam = torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, fused=True)
         for name, parameter in self.named.items() if steps else ():
-            own: dict[str, Tensor] = {
-                moment: state[f"{moment}/{name}"].to(parameter.device, copy=True) for moment in _MOMENTS
-            }
+            own = {moment: placed(state[f"{moment}/{name}"], parameter) for moment in _MOMENTS}
             own["step"] = torch.tensor(float(steps), device=parameter.device)
             self._adam.state[parameter] = own
 
@@ -62,7 +61,7 @@ class Optimizer:
     def grad_norm(self) -> Tensor:
         """Global 2-norm of the gradients, on their device; a parameter without one counts as zero."""
         grads = [p.grad for p in self.named.values() if p.grad is not None]
-        return torch.nn.utils.get_total_norm(grads) if grads else torch.zeros(())
+        return full_scalar(torch.nn.utils.get_total_norm(grads)) if grads else torch.zeros(())
 
     def step(self, params: OptimizerParams, norm: Tensor) -> float:
         """Clips by `norm` (of `grad_norm`) and updates; the learning rate that was used."""

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from functions.forward import Head, output_head
+from functions.forward import output_head
 from functions.function import Context, FatalError
 from functions.lora import adapter_tensors, add_adapters, load_adapters
-from functions.models import checkpoint_tensors, load_causal_lm, load_critic
+from functions.models import checkpoint_tensors, load_causal_lm, load_critic, own_tensors
+from functions.train.gang import ALONE, Ranks, await_value
 from functions.train.optimizer import MASTER, Optimizer
+from functions.train.parallel import Forward, placed, shard, whole
 from functions.train.params import LoraParams, TrainParams
-from functions.weights.manifest import Adapter, Manifest, label, read_manifest
+from functions.weights.manifest import Adapter, Manifest, label, manifest_key, read_manifest
 from functions.weights.materialize import materialize
 from functions.weights.store import fetch, fetch_state, publish
 from functions.wire import Version
@@ -45,14 +47,19 @@ class TrainState:
     """The version whose whole weights are in `model`: the adapters' base, else `version` as it was loaded."""
     structure: Structure
     model: PreTrainedModel
-    head: Head | None
-    """None for a critic."""
+    forward: Forward
     optimizer: Optimizer
     carry: dict[str, float]
+    ranks: Ranks = ALONE
 
 
-def load(version: Version, params: TrainParams, context: Context, device: torch.device) -> TrainState:
-    """Everything from the exchange. Weights are float32: a bfloat16 version brings float32 masters in its state."""
+def load(
+    version: Version, params: TrainParams, context: Context, device: torch.device, ranks: Ranks = ALONE
+) -> TrainState:
+    """Everything from the exchange, of a gang the rank's part of every tensor.
+
+    Weights are float32: a bfloat16 version brings float32 masters in its state.
+    """
     manifest = read_manifest(context.exchange, version)
     directory = Path(context.scratch) / "train"
     shutil.rmtree(directory, ignore_errors=True)
@@ -61,7 +68,7 @@ def load(version: Version, params: TrainParams, context: Context, device: torch.
     frozen_dtype = torch.bfloat16 if params.lora is not None and params.dtype == "bfloat16" else torch.float32
     try:
         load_model = load_causal_lm if params.objective == "policy" else load_critic
-        model = load_model(directory, dtype=frozen_dtype, device=str(device))
+        model = load_model(directory, dtype=frozen_dtype, device=str(device) if ranks.mesh is None else "cpu")
         head = output_head(model) if params.objective == "policy" else None
         if params.lora is not None:
             add_adapters(model, rank=params.lora.rank, alpha=params.lora.alpha, targets=params.lora.targets)
@@ -71,18 +78,22 @@ def load(version: Version, params: TrainParams, context: Context, device: torch.
         raise FatalError(f"weights {label(version)}: {error}") from error
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+    forward = Forward(model, head)
+    if ranks.mesh is not None:
+        shard(forward, ranks.mesh)
     state = fetch_state(context.exchange, version)
     named = trainable(model)
     with torch.no_grad():
         for name, parameter in named.items():
             if MASTER + name in state:
-                parameter.copy_(state[MASTER + name])
+                parameter.copy_(placed(state[MASTER + name], parameter))
     trainer = manifest.trainer
     try:
         optimizer = Optimizer(named, state, int(trainer.get("optimizer_steps", 0)))
     except KeyError as error:
         raise FatalError(f"weights {label(version)}: its optimizer state lacks {error}") from error
-    return TrainState(version, base, Structure.of(params), model, head, optimizer, dict(trainer.get("carry", {})))
+    carry = dict(trainer.get("carry", {}))
+    return TrainState(version, base, Structure.of(params), model, forward, optimizer, carry, ranks)
 
 
 def _base(manifest: Manifest, params: TrainParams) -> Version:
@@ -105,12 +116,22 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 def publish_state(
     state: TrainState, version: Version, carry: dict[str, float], result: dict[str, Any], context: Context
 ) -> Manifest:
-    """Weights, optimizer state and `result` (what a repeated call answers) as `version`, under one manifest."""
-    lora, moments = state.structure.lora, state.optimizer.state()
-    tensors = checkpoint_tensors(state.model) if lora is None else adapter_tensors(state.model)
+    """Weights, optimizer state and `result` (what a repeated call answers) as `version`, under one manifest.
+
+    Of a gang, rank 0 publishes the whole tensors, and the others wait for them.
+    """
+    lora, moments, first = state.structure.lora, state.optimizer.state(), state.ranks.rank == 0
     if state.structure.dtype == "bfloat16" and lora is None:
         moments |= {MASTER + name: parameter.detach() for name, parameter in state.optimizer.named.items()}
-        tensors = {name: _rounded(tensor) for name, tensor in tensors.items()}
+    moments = whole(moments, keep=first)
+    tensors = whole(own_tensors(state.model) if lora is None else adapter_tensors(state.model), keep=first)
+    if not first:
+        await_value(manifest_key(version), context)
+        return read_manifest(context.exchange, version)
+    if lora is None:
+        tensors = checkpoint_tensors(state.model, tensors)
+        if state.structure.dtype == "bfloat16":
+            tensors = {name: _rounded(tensor) for name, tensor in tensors.items()}
     return publish(
         context.exchange,
         version,

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from functions.algorithms.aggregation import Totals, batch_totals
 from functions.algorithms.correction import rollout_correction
@@ -21,11 +20,11 @@ from functions.algorithms.kl import kl_loss
 from functions.algorithms.policy_losses import POLICY_LOSSES
 from functions.algorithms.registry import call_with
 from functions.algorithms.value_loss import value_loss
-from functions.forward import Head, pack_logprobs, pack_values
 from functions.function import FatalError
 from functions.inputs import sample_name
 from functions.packing import Pack
 from functions.train.batch import Targets, TrainBatch
+from functions.train.parallel import Forward, Share, idle_pass
 from functions.train.params import TrainParams
 
 Metrics = dict[str, Tensor]
@@ -49,25 +48,24 @@ def totals_of(batch: TrainBatch, rows: Sequence[int], params: TrainParams) -> To
     )
 
 
-def batch_logprobs(
-    model: PreTrainedModel, head: Head, packs: Sequence[Pack], batch: TrainBatch, params: TrainParams, check: Check
-) -> Tensor:
+def batch_logprobs(forward: Forward, share: Share, batch: TrainBatch, params: TrainParams, check: Check) -> Tensor:
     """[N] log-probabilities of the weights as they are, without gradient; 0 where no pack has the token."""
     result = torch.zeros(batch.segment.shape)
-    device = head.weight.device
+    device = forward.model.device
     with torch.no_grad():
-        for number, pack in enumerate(packs):
+        for number, pack in enumerate(share.packs):
             check(number)
             with precision(params, device):
-                part, _ = pack_logprobs(model, head, pack.to(device), params.temperature)
+                part, _ = forward(pack.to(device), params.temperature)
             result[pack.flat] = part.cpu()
+        for _ in range(share.idle):
+            idle_pass(forward, device)
     return result
 
 
 def accumulate(
-    model: PreTrainedModel,
-    head: Head | None,
-    packs: Sequence[Pack],
+    forward: Forward,
+    share: Share,
     batch: TrainBatch,
     targets: Targets,
     old_logprobs: Tensor | None,
@@ -78,24 +76,29 @@ def accumulate(
     """Adds the gradient of the packs' share of the loss to every .grad; the metrics of each pack.
 
     `old_logprobs` None: this is the first pass of a single step, and the old log-probabilities are the current ones,
-    detached. `head` None: the objective is the critic's. FatalError naming the sample of a non-finite number.
+    detached. FatalError naming the sample of a non-finite number.
     """
-    device = model.device
+    device = forward.model.device
     parts = []
-    for number, pack in enumerate(packs):
+    for number, pack in enumerate(share.packs):
         check(number)
         placed = pack.to(device)
         tensors = _of_pack(batch, targets, old_logprobs, params, pack, device)
         with precision(params, device):
-            if head is None:
-                loss, metrics = _value_objective(pack_values(model, placed), tensors, totals, params, batch)
-            else:
-                logprobs, entropy = pack_logprobs(model, head, placed, params.temperature)
+            outputs = forward(placed, params.temperature)
+            if forward.policy:
+                logprobs, entropy = outputs
                 loss, metrics = _policy_objective(logprobs, entropy, tensors, totals, params, batch)
+            else:
+                (values,) = outputs
+                loss, metrics = _value_objective(values, tensors, totals, params, batch)
         if not bool(torch.isfinite(loss)):
             raise FatalError(f"loss is {float(loss.detach())} over {_samples(batch, pack)}")
         loss.backward()  # type: ignore[no-untyped-call]
         parts.append(metrics)
+    for _ in range(share.idle):
+        with precision(params, device):
+            idle_pass(forward, device)
     return parts
 
 

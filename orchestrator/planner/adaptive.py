@@ -170,8 +170,7 @@ class AdaptivePlanner:
         replicas = {
             name: len(chosen.shards) if name == self.generate
             else chosen.followers[name].replicas if name in chosen.followers
-            else limits.max_replicas if self.policy.replicas == "all" or name not in costs.trainers
-            else 1
+            else limits.max_replicas
             for name, limits in request.functions.items()
         }  # fmt: skip
         prewarm: dict[str, float] = {}

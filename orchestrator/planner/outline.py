@@ -148,7 +148,7 @@ class Outliner:
         if policy.colocated:  # stages beside each other share the GPUs: those that begin after generation take turns
             ready_s = generated_s + sum(max(0.0, f.end_s - max(f.begin_s, generated_s)) for f in followers.values())
         replicas = {costs.name: len(shards)} | {name: f.replicas for name, f in followers.items()}
-        replicas |= {name: costs.limits[name].max_replicas if policy.replicas == "all" else 1 for name in self.train_s}
+        replicas |= {name: costs.limits[name].max_replicas for name in self.train_s}  # ranks of one gang
         paid = {costs.name: tail.replica_s + costs.start_s[costs.name] * len(shards)}
         paid |= {name: f.replica_s for name, f in followers.items()}
         paid |= {name: replicas[name] * (s + costs.start_s[name]) for name, s in self.train_s.items()}

@@ -1,0 +1,199 @@
+"""A gang: N train calls that make one step together, each a rank. All of them commit, or none.
+
+    rank 0      listens, puts its address under gang/<id>/<attempt>/rendezvous
+    others      wait for that key, connect                        all: wait for each other, then form a process group
+    all         train (parallel.py); rank 0 publishes, the others wait for the manifest and answer with it
+    a failure   is put under gang/<id>/<attempt>/failed by the first that fails; its peers, whose collectives break
+                with the closed connections, end with the same error
+
+The version that is published follows from the gang's id alone: a repeated gang finds it and nobody trains again. Every
+attempt has a name of its own, so that no rank meets one of an earlier attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, and documented
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from functions.exchange.base import Exchange, ExchangeError
+from functions.function import Cancelled, Context, FatalError, RetryableError
+from functions.params import parse
+from functions.wire import Json
+
+LOOK_S = 1.0
+"""How often a waiting rank looks whether it is still wanted."""
+PEER_S = 600.0
+"""Most that a rank waits in one collective. A peer that dies is noticed at once, one that hangs by the orchestrator."""
+REASON_S = 2.0
+"""How long a rank whose collective broke waits for its peer to say why."""
+KEYS_LIFETIME_S = 86400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangParams:
+    """`gang` in a call's params."""
+
+    id: str
+    """The same for all ranks and attempts: what the published version is named after."""
+    attempt: str
+    """The same for all ranks of one attempt, never used before."""
+    size: int
+    rank: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"rank {self.rank} of a gang of {self.size}")
+
+    @property
+    def prefix(self) -> str:
+        return f"gang/{self.id}/{self.attempt}/"
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any]) -> GangParams | None:
+        """Raises FatalError naming the key."""
+        return parse(cls, params["gang"], "params.gang") if "gang" in params else None
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a step, seen from one of them; ALONE for a step that one replica makes."""
+
+    rank: int = 0
+    size: int = 1
+    mesh: DeviceMesh | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, on the CPU."""
+        if self.mesh is None:
+            return tensor
+        moved = tensor.to(self.device)
+        dist.all_reduce(moved)
+        return moved.cpu()
+
+    def gather(self, value: Json) -> list[Json]:
+        """Each rank's `value`, in their order."""
+        if self.mesh is None:
+            return [value]
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
+        sizes = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        sizes[self.rank] = data.numel()
+        dist.all_reduce(sizes)
+        padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=self.device)
+        padded[: data.numel()] = data
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded)
+        return [json.loads(bytes(part[:n].tolist())) for part, n in zip(parts, sizes.tolist(), strict=True)]
+
+
+ALONE = Ranks()
+
+
+@contextmanager
+def meet(
+    gang: GangParams, device: torch.device, context: Context, published: Callable[[], bool]
+) -> Iterator[Ranks | None]:
+    """The gang, for as long as the block runs; None when the version has been `published` before all were there.
+
+    What goes wrong in the block goes wrong for all ranks: FatalError where one of them met one, else RetryableError.
+    """
+    exchange = context.exchange
+    try:
+        store = _rendezvous(gang, context, published)
+        if store is None:
+            yield None
+            return
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, store=store, rank=gang.rank, world_size=gang.size, timeout=timedelta(seconds=PEER_S)
+        )
+        yield Ranks(gang.rank, gang.size, init_device_mesh(device.type, (gang.size,)), device)
+    except FatalError as error:
+        _report(exchange, gang, "fatal", str(error))
+        raise
+    except (Cancelled, GeneratorExit, RetryableError, ExchangeError) as error:
+        _report(exchange, gang, "retryable", f"{type(error).__name__} {error}".rstrip())
+        raise
+    except Exception as error:
+        raise _reason(exchange, gang, error) from error
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def await_value(key: str, context: Context) -> None:
+    """Until another rank has put a value under `key` in the durable exchange."""
+    while not context.exchange.durable.wait(key, LOOK_S):
+        context.check()
+
+
+def _rendezvous(gang: GangParams, context: Context, published: Callable[[], bool]) -> TCPStore | None:
+    """The store in which all ranks are registered; None when they need not meet any more."""
+    key, timeout = f"{gang.prefix}rendezvous", timedelta(seconds=PEER_S)
+    if gang.rank == 0:
+        listener = socket.create_server((_own_address(), 0))
+        host, port = listener.getsockname()[:2]
+        store = TCPStore(
+            host, port, gang.size, is_master=True, timeout=timeout, wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
+        address = json.dumps({"host": host, "port": port}).encode()
+        context.exchange.put(key, address, lifetime_s=KEYS_LIFETIME_S)
+    else:
+        while not context.exchange.wait(key, LOOK_S):
+            context.check()
+            if published():
+                return None
+        address = json.loads(context.exchange.get(key))
+        store = TCPStore(
+            address["host"], address["port"], gang.size, is_master=False, timeout=timeout, wait_for_workers=False
+        )
+    names = [f"rank-{rank}" for rank in range(gang.size)]
+    store.set(names[gang.rank], "here")
+    while True:
+        try:
+            store.wait(names, timedelta(seconds=LOOK_S))
+            return store
+        except dist.DistStoreError:  # not all are there yet
+            context.check()
+            if published():
+                return None
+
+
+def _own_address() -> str:
+    """Where peers reach this process: what its host name stands for (a pod's address), or this machine alone."""
+    with contextlib.suppress(OSError):
+        return socket.gethostbyname(socket.gethostname())
+    return "127.0.0.1"
+
+
+def _report(exchange: Exchange, gang: GangParams, kind: str, message: str) -> None:
+    """Tells the other ranks why, where nobody has failed before and the exchange can be reached."""
+    value = json.dumps({"kind": kind, "message": message, "rank": gang.rank}).encode()
+    with contextlib.suppress(ExchangeError):
+        exchange.put_if_absent(f"{gang.prefix}failed", value, lifetime_s=KEYS_LIFETIME_S)
+
+
+def _reason(exchange: Exchange, gang: GangParams, error: Exception) -> Exception:
+    """What a rank ends with whose work broke off with `error`: the peer's reason, where one has said it."""
+    key, first = f"{gang.prefix}failed", str(error).strip().splitlines()[0] if str(error).strip() else ""
+    with contextlib.suppress(ExchangeError):
+        if exchange.wait(key, REASON_S):
+            told = json.loads(exchange.get(key))
+            kind = FatalError if told["kind"] == "fatal" else RetryableError
+            return kind(told["message"] if kind is FatalError else f"rank {told['rank']} failed: {told['message']}")
+    message = f"rank {gang.rank} of {gang.size}: {type(error).__name__}: {first}"
+    _report(exchange, gang, "retryable", message)
+    return RetryableError(message)

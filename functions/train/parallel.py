@@ -1,0 +1,135 @@
+"""Data parallelism: the forward pass as one module that FSDP2 shards, and each rank's share of the packs.
+
+    rank r   all-gather a layer -> forward -> ... -> backward -> reduce-scatter (sum)         for each of its packs
+A pack's loss is divided by the totals of the whole batch (step.py), so gradients are added over ranks, not averaged:
+N ranks make the update of one, up to the order of additions. Ranks go through their packs in step; one that has fewer
+makes idle passes (one token, no loss), because every pass is a collective.
+
+FSDP2: torch.distributed.fsdp.fully_shard (arXiv:2304.11277 describes its forerunner); ZeRO stage 3 (arXiv:1910.02054).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from functions.forward import Head, pack_logprobs, pack_values
+from functions.models import lm_head
+from functions.packing import Pack
+
+PACKS_PER_RANK = 2
+"""Packs are made small enough that each rank gets about so many: their loads can then be balanced."""
+
+
+class Forward(nn.Module):
+    """What the objective needs of a pack: (log-probability, entropy), or the critic's values. One module, so that the
+    output head, which is used beside its own forward, is gathered with the rest."""
+
+    def __init__(self, model: PreTrainedModel, head: Head | None) -> None:
+        super().__init__()
+        self.model = model
+        self.policy = head is not None
+        self._softcap, self._scale = (None, 1.0) if head is None else (head.softcap, head.scale)
+
+    def forward(self, pack: Pack, temperature: float) -> tuple[Tensor, ...]:
+        """(logprobs [N], entropy [N]) of a policy, (values [N],) of a critic."""
+        if not self.policy:
+            return (pack_values(self.model, pack),)
+        layer = lm_head(self.model)
+        return pack_logprobs(self.model, Head(layer.weight, layer.bias, self._softcap, self._scale), pack, temperature)
+
+
+def shard(forward: Forward, mesh: DeviceMesh) -> None:
+    """Each parameter to 1/N on every rank of `mesh`, one unit per transformer layer and one for the rest."""
+    unit_names = set(forward.model._no_split_modules or ())
+    layers = [
+        layer
+        for parent in forward.model.modules()
+        if isinstance(parent, nn.ModuleList)
+        for layer in parent
+        if type(layer).__name__ in unit_names
+    ]
+    for module in (*layers, forward):
+        fully_shard(module, mesh=mesh)
+    for unit in forward.modules():
+        if isinstance(unit, FSDPModule):  # a sum: the losses are shares already (gloo knows no scaled sum)
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
+
+
+def placed(tensor: Tensor, like: Tensor) -> Tensor:
+    """A copy of `tensor` [whole] where and as `like` is: the own part of it where `like` is sharded."""
+    if not isinstance(like, DTensor):
+        return tensor.to(like.device, copy=True)
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def whole(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    """The whole tensors on the CPU, gathered one by one by all ranks together; {} on ranks that do not `keep`."""
+    result = {}
+    for name, tensor in tensors.items():
+        full = tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
+        if keep:
+            result[name] = full.detach()
+    return result
+
+
+def full_scalar(value: Tensor) -> Tensor:
+    """A reduction over sharded tensors, reduced over ranks as well."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+# ---- packs
+
+
+@dataclass(frozen=True)
+class Share:
+    """The packs of one rank."""
+
+    packs: tuple[Pack, ...]
+    idle: int
+    """Passes that the other ranks make beyond these."""
+    count: int
+    """Packs of all ranks,"""
+    tokens: int
+    """and what they compute."""
+
+
+def share(packs_of: Callable[[int], list[Pack]], budget_tokens: int, rank: int, size: int) -> Share:
+    """Rank's share of the packs that `packs_of(budget)` makes: heaviest first, each to the rank with the least so far.
+
+    The same on every rank, as it depends on the samples alone.
+    """
+    packs = packs_of(budget_tokens)
+    if size > 1:
+        fair = -(-sum(pack.tokens.numel() for pack in packs) // (size * PACKS_PER_RANK))
+        packs = packs_of(min(budget_tokens, fair))
+    loads = [0] * size
+    shares: list[list[Pack]] = [[] for _ in range(size)]
+    heaviest: Sequence[Pack] = packs if size == 1 else sorted(packs, key=lambda pack: -pack.tokens.numel())
+    for pack in heaviest:
+        least = loads.index(min(loads))
+        shares[least].append(pack)
+        loads[least] += pack.tokens.numel()
+    idle = max(map(len, shares)) - len(shares[rank])
+    return Share(tuple(shares[rank]), idle, len(packs), sum(loads))
+
+
+def idle_pass(forward: Forward, device: torch.device) -> None:
+    """A forward pass of one token; with gradients enabled, a backward pass that adds zeros to every gradient."""
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    pack = Pack(
+        rows=(), tokens=zero[None], positions=zero[None], prefixes=None, predicts=zero, targets=zero, flat=zero,
+        segment=zero,
+    )  # fmt: skip
+    outputs: tuple[Any, ...] = forward(pack, 1.0)
+    if torch.is_grad_enabled():
+        (sum(output.sum() for output in outputs) * 0.0).backward()
