@@ -174,6 +174,7 @@ def rss_mb() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m functions.warm", description=__doc__.partition("\n")[0])
     parser.add_argument("--parent", type=int, required=True, help="pid of the orchestrator")
+    parser.add_argument("--vllm", action="store_true", help="load vLLM too")
     parser.add_argument("kinds", nargs="*", help="kinds of functions to load")
     given = parser.parse_args()
     begun_s = time.perf_counter()
@@ -181,6 +182,10 @@ def main() -> None:
     die_with_parent(given.parent)
     os.environ.update(ONE_THREAD)
     preload(given.kinds)
+    if given.vllm:
+        from functions.generate import vllm_start
+
+        vllm_start.preload()
     parent = WarmParent(socket.socket(fileno=os.dup(0)))
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:

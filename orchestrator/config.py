@@ -57,6 +57,8 @@ class RolloutConfig(Section):
     top_k: int = Field(0, ge=0)
     max_response_length: int = Field(512, ge=1)
     engine: Literal["auto", "torch", "transformers", "vllm"] = "auto"
+    vllm: Mapping[str, Any] = {}
+    """Settings of the vLLM engine (docs/vllm.md), for example `kv_cache_mb`."""
     slots: int = Field(64, ge=1)
     """Samples that one replica decodes at a time."""
 

@@ -158,7 +158,7 @@ class Loop:
             settings=self.settings,
             optimizers={critic: optimizer_settings(job, job.critic) for critic in model_versions.CRITICS},
             options=recipe_options(job, self.recipe),
-            sampling=job.rollout.model_dump(exclude={"n", "engine", "slots"}),
+            sampling=job.rollout.model_dump(include={"temperature", "top_p", "top_k", "max_response_length"}),
             samples_per_prompt=job.rollout.n,
             scorer=job.reward.model_dump(exclude={"model"}),
             deterministic=job.deterministic,

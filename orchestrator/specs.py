@@ -14,12 +14,9 @@ from orchestrator.versions import CRITICS
 def function_specs(job: JobConfig, recipe: Recipe) -> list[FunctionSpec]:
     """In the order in which a step first uses them."""
     model = {"dtype": job.model.dtype}
-    specs = [
-        _spec(job, "generate", "generate", model | {
-            "engine": job.rollout.engine, "slots": job.rollout.slots, "deterministic": job.deterministic,
-        }),
-        _spec(job, "reward", "reward", {}),
-    ]  # fmt: skip
+    engine = {"engine": job.rollout.engine, "slots": job.rollout.slots, "deterministic": job.deterministic}
+    vllm = {"vllm": dict(job.rollout.vllm)} if job.rollout.vllm else {}
+    specs = [_spec(job, "generate", "generate", model | engine | vllm), _spec(job, "reward", "reward", {})]
     if "reference" in recipe.models:
         specs.append(_spec(job, "reference", "reference", model))
     critics = [critic for critic in CRITICS if critic in recipe.models]

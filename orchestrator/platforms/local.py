@@ -90,7 +90,9 @@ class LocalPlatform:
             self._directory = Path(tempfile.mkdtemp(prefix="rlhf-"))  # short: a Unix socket's path has 107 bytes
             if self._warm_parent:
                 self._launcher = WarmLauncher(
-                    sorted({spec.kind for spec in specs}), (self._log_dir / "warm-parent.log").absolute()
+                    sorted({spec.kind for spec in specs}),
+                    (self._log_dir / "warm-parent.log").absolute(),
+                    vllm=any(spec.options.get("engine") == "vllm" for spec in specs),
                 )
                 self._launcher.warm()
             else:

@@ -96,8 +96,8 @@ class FreshLauncher:
 class WarmLauncher:
     """Forks replicas from a warm parent (functions/warm.py), which is started with the first of them, or by `warm`."""
 
-    def __init__(self, kinds: Sequence[str], log: Path) -> None:
-        self._kinds = list(kinds)
+    def __init__(self, kinds: Sequence[str], log: Path, *, vllm: bool = False) -> None:
+        self._arguments = [*(["--vllm"] if vllm else []), *kinds]
         self._log = log
         self._parent: asyncio.Task[_Parent] | None = None
         self._closed = False
@@ -109,7 +109,7 @@ class WarmLauncher:
     def _live_parent(self) -> asyncio.Task[_Parent]:
         task = self._parent
         if task is None or (task.done() and (task.exception() is not None or task.result().ended.done())):
-            self._parent = task = asyncio.create_task(_Parent.start(self._kinds, self._log))
+            self._parent = task = asyncio.create_task(_Parent.start(self._arguments, self._log))
         return task
 
     async def start(self, settings: Settings, path: Path, log: Path) -> Process:
@@ -147,12 +147,12 @@ class _Parent:
         self.ended = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, kinds: Sequence[str], log: Path) -> _Parent:
+    async def start(cls, arguments: Sequence[str], log: Path) -> _Parent:
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=ours)
         with theirs, log.open("ab") as output:
             starting = asyncio.ensure_future(asyncio.create_subprocess_exec(
-                sys.executable, "-m", "functions.warm", "--parent", str(os.getpid()), *kinds,
+                sys.executable, "-m", "functions.warm", "--parent", str(os.getpid()), *arguments,
                 stdin=theirs.fileno(), stdout=output, stderr=output,
             ))  # fmt: skip
             try:

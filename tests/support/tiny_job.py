@@ -24,8 +24,8 @@ ENV = (
 )
 
 
-def make_model(directory: Path) -> None:
-    """A random two-layer Llama over the characters `0-9 + =`."""
+def make_model(directory: Path, *, head_dim: int = 8) -> None:
+    """A random two-layer Llama with four heads over the characters `0-9 + =`."""
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -37,7 +37,8 @@ def make_model(directory: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(directory)
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(words), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=len(words), hidden_size=4 * head_dim, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, eos_token_id=0, pad_token_id=1, bos_token_id=None,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(directory)
@@ -84,8 +85,8 @@ class Job:
         return self.directory / "job.toml"
 
 
-def make_job(directory: Path) -> Job:
-    make_model(directory / "model")
+def make_job(directory: Path, *, head_dim: int = 8) -> Job:
+    make_model(directory / "model", head_dim=head_dim)
     for name, start in (("train", 0), ("validation", 50)):
         lines = [
             json.dumps(
