@@ -1,8 +1,8 @@
 """The types that cross processes. No torch here: the orchestrator imports this module too.
 
-    orchestrator --- Call (JSON) ---------------------> function
-                 <-- Event, Event, ... (JSON lines) ---
-    tensors      --- SampleBatch, Columns (samples.py: safetensors bytes in the exchange, named by a Ref) ---
+orchestrator --- Call (JSON) ---------------------> function
+             <-- Event, Event, ... (JSON lines) ---
+tensors      --- SampleBatch, Columns (samples.py: safetensors bytes in the exchange, named by a Ref) ---
 
 """
 
