@@ -78,9 +78,7 @@ class Engine(Protocol):
         """Makes `model_dir` (a Hugging Face directory) the policy. Does nothing if that version is held already."""
         ...
 
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling, stop: Callable[[], bool]
-    ) -> Iterator[Sample]:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, stop: Callable[[], bool]) -> Iterator[Sample]:
         """Yields samples as they finish. When `stop()` turns true, yields the rest as UNFINISHED and ends.
 
         Raises ValueError for a request that does not fit (prompt plus response longer than the model's context).
