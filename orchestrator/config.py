@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from orchestrator.errors import ConfigError
+from orchestrator.planner.devices import device
 
 
 class Section(BaseModel):
@@ -207,10 +208,34 @@ class PlatformConfig(Section):
 
 
 class PlannerConfig(Section):
-    """Who decides on replicas, shards and what stays warm."""
+    """Who decides on replicas, shards and what stays warm (docs/planner.md)."""
 
+    policy: Literal["static", "serverful", "rlhfuse", "rlhfless", "ours"] = "static"
+    """static: replicas as configured, nothing learned. The others learn, and decide what planner/policies.py says."""
+    objective: Literal["cost", "speed", "knee"] | None = None
+    """What "ours" decides for; None: knee."""
+    deadline_s: float | None = Field(None, gt=0)
+    """A step may not take longer; the job stops with a line that says by how much it would."""
+    budget_usd: float | None = Field(None, gt=0)
+    """A step may not cost more."""
+    gpu: str | None = None
+    """GPU of the functions with `gpus`, as planner/devices.py names it: predictions before anything was observed."""
     keep_warm: bool = False
-    """Hold every function's replicas for the whole job (what a reserved cluster does) instead of going to zero."""
+    """static: hold every function's replicas for the whole job (a reserved cluster) instead of going to zero."""
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> PlannerConfig:
+        if self.keep_warm and self.policy != "static":
+            raise ValueError(f'keep_warm is for policy = "static": what "{self.policy}" keeps is its own to say')
+        goal = [name for name in ("objective", "deadline_s", "budget_usd") if getattr(self, name) is not None]
+        if goal and self.policy != "ours":
+            raise ValueError(f'{goal[0]} is for policy = "ours": "{self.policy}" does not decide by it')
+        return self
+
+    @field_validator("gpu")
+    @classmethod
+    def _in_the_table(cls, gpu: str | None) -> str | None:
+        return None if gpu is None else device(gpu).name
 
 
 class LimitsConfig(Section):
@@ -275,6 +300,12 @@ class JobConfig(Section):
             raise ValueError(f'deterministic = true needs rollout.engine "torch", got "{self.rollout.engine}"')
         if self.platform.kind == "knative" and self.exchange.url is None:
             raise ValueError("exchange.url is needed on Knative: redis://, s3:// or a directory that every pod mounts")
+        if self.planner.budget_usd is not None and not any(f.usd_per_hour for f in self.functions.values()):
+            raise ValueError("planner.budget_usd wants prices: set functions.<name>.usd_per_hour")
+        if self.planner.gpu is not None and not self.function("generate").gpus:
+            raise ValueError("planner.gpu wants functions.generate.gpus >= 1, got 0")
+        if self.planner.gpu is not None and self.model.dtype != "bfloat16":
+            raise ValueError(f'planner.gpu: its table is of bfloat16, got model.dtype = "{self.model.dtype}"')
         return self
 
     def function(self, name: str) -> FunctionConfig:

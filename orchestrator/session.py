@@ -13,7 +13,7 @@ from pathlib import Path
 
 from functions.wire import Json
 from orchestrator.config import JobConfig
-from orchestrator.errors import Stopped
+from orchestrator.errors import RunError, Stopped
 from orchestrator.events import EventLog, first_failure, open_events
 from orchestrator.fleet import Fleet
 from orchestrator.invoke import Invoker, Limits, RetryPolicy
@@ -21,7 +21,8 @@ from orchestrator.journal import Journal
 from orchestrator.lease import take_lease
 from orchestrator.live import View
 from orchestrator.loop import Loop
-from orchestrator.planner.static import StaticPlanner
+from orchestrator.planner.of_job import job_planner
+from orchestrator.planner.scaling import Unmet
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.open import open_platform
 from orchestrator.prompts import PromptSource
@@ -51,7 +52,9 @@ def prepare(job: JobConfig) -> Prepared:
     settings = train_settings(job, recipe)
     recipe_options(job, recipe)
     check_models(job, recipe.models)
-    return Prepared(job, recipe, settings, PromptSource.load(job), function_specs(job, recipe))
+    specs = function_specs(job, recipe)
+    job_planner(job, specs)
+    return Prepared(job, recipe, settings, PromptSource.load(job), specs)
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
         store=store,
         journal=journal,
         fleet=fleet,
-        planner=StaticPlanner(keep_warm=job.planner.keep_warm),
+        planner=job_planner(job, specs),
         epoch=epoch,
         limits=function_limits(job, specs),
         settings=run.prepared.settings,
@@ -109,6 +112,8 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
         try:
             await platform.deploy(specs)
             await loop.run()
+        except Unmet as error:
+            raise RunError(f"planner: {error}") from None
         finally:
             await platform.close()
     return await export(store, journal.records[-1].versions["actor"], path / "model")

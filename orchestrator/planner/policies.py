@@ -5,7 +5,6 @@
 | serverful | all, always | balanced | never | no | all |
 | rlhfuse | all, always | balanced | at 20 % | yes | all |
 | rlhfless | weighted T, C | similar | at 20 % | no | none, prewarmed |
-| tail-batching | all, always | balanced | never | no | all; long prompts wait for a round of their own |
 | ours | the goal's | chosen | chosen | chosen | ski rental, prewarmed |
 """
 
@@ -29,8 +28,6 @@ class Policy:
     prewarm: bool
     colocated: bool
     """All functions take turns on one pool of GPUs that is held for the whole job."""
-    long_rounds: bool = False
-    """Prompts predicted long are put off and trained together (RollPacker): changes which step trains them."""
     cut_fraction: float = 0.2
     """With cut = "fixed": share of the step's samples that is left when the tail is cut (R_t)."""
 
@@ -41,9 +38,6 @@ POLICIES: dict[str, Policy] = {
         Policy("serverful", "all", "balanced", "never", "no", "all", prewarm=False, colocated=True),
         Policy("rlhfuse", "all", "balanced", "fixed", "yes", "all", prewarm=False, colocated=True),
         Policy("rlhfless", "weighted", "similar", "fixed", "no", "none", prewarm=True, colocated=False),
-        Policy(
-            "tail-batching", "all", "balanced", "never", "no", "all", prewarm=False, colocated=True, long_rounds=True
-        ),
         Policy("ours", "goal", "chosen", "chosen", "chosen", "rental", prewarm=True, colocated=False),
     )
 }
