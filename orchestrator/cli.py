@@ -13,11 +13,12 @@ from pathlib import Path
 from rich.console import Console
 
 from orchestrator import doctor, tables
-from orchestrator.api.commands import serve_parser, submit_parser
+from orchestrator.api.commands import serve_parser, submit_parser, top_parser
 from orchestrator.config import KnativeConfig, load_job
 from orchestrator.errors import OrchestratorError, RunError
 from orchestrator.events import failure_told
 from orchestrator.live import open_view
+from orchestrator.logs import read_logs
 from orchestrator.recipes import RECIPES
 from orchestrator.run_directory import RunDirectory
 from orchestrator.session import Run, prepare, train
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:  # of what only looks on; a job that runs here ends in order (session.train)
+        return 130
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -67,6 +70,13 @@ def _parser() -> argparse.ArgumentParser:
 
     serve_parser(commands)
     submit_parser(commands)
+    top_parser(commands)
+
+    logs = commands.add_parser("logs", help="what the replicas of a run have printed")
+    logs.add_argument("run", type=Path, help="run directory")
+    logs.add_argument("--function", help="only of this function (generate, reward, train, ..., orchestrator)")
+    logs.add_argument("--follow", action="store_true", help="go on while the run is worked on")
+    logs.set_defaults(command=_logs)
 
     commands.add_parser("recipes", help="list the algorithms").set_defaults(command=_recipes)
     check = commands.add_parser("doctor", help="check this machine, or a job's exchange and model")
@@ -118,6 +128,12 @@ def _cancel(given: argparse.Namespace) -> int:
             return 0
         time.sleep(0.1)
     raise RunError(f"{directory.path}: process {process} has not ended within 30 s of SIGTERM")
+
+
+def _logs(given: argparse.Namespace) -> int:
+    for replica, line in read_logs(RunDirectory.open(given.run), given.function, follow=given.follow):
+        print(f"{replica} | {line}", flush=given.follow)
+    return 0
 
 
 def _recipes(_given: argparse.Namespace) -> int:

@@ -38,7 +38,7 @@ def submit(
     """
     table = read_table(path, overrides)
     headers = {"Content-Type": "application/toml", "Idempotency-Key": key or str(uuid.uuid4())}
-    with httpx.Client(base_url=url, headers=_token(token_file), timeout=30) as client:
+    with httpx.Client(base_url=url, headers=token_headers(token_file), timeout=30) as client:
         job = _post(client, tomli_w.dumps(table).encode(), headers)
         print(f"job {job['id']}: {url.rstrip('/')}/v1/jobs/{job['id']}")
         if not follow:
@@ -65,7 +65,8 @@ def read_table(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     return table
 
 
-def _token(file: Path | None) -> dict[str, str]:
+def token_headers(file: Path | None) -> dict[str, str]:
+    """The Authorization header by the file, or by the environment. Raises ConfigError."""
     try:
         token = os.environ.get(TOKEN, "") if file is None else file.read_text()
     except OSError as error:
@@ -84,13 +85,14 @@ def _post(client: httpx.Client, body: bytes, headers: dict[str, str]) -> Json:
         except httpx.TransportError as error:
             failure = error
             continue
-        _check(response)
+        check(response)
         job: Json = response.json()
         return job
     raise RunError(f"{client.base_url}: the server does not answer ({failure})")
 
 
-def _check(response: httpx.Response) -> None:
+def check(response: httpx.Response) -> None:
+    """Raises Refused for a problem."""
     if response.is_success:
         return
     response.read()
@@ -109,7 +111,7 @@ def events(client: httpx.Client, job: str) -> Iterator[Json]:
     while True:
         try:
             with client.stream("GET", f"/v1/jobs/{job}/events", headers={"Last-Event-ID": str(seen)}) as response:
-                _check(response)
+                check(response)
                 if response.status_code == 204:
                     return
                 for line in response.iter_lines():

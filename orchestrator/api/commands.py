@@ -1,4 +1,4 @@
-"""`rlhf-orchestrate serve` and `rlhf-orchestrate submit`: arguments in, exit code out."""
+"""`rlhf-orchestrate serve`, `submit` and `top`: arguments in, exit code out."""
 
 from __future__ import annotations
 
@@ -29,11 +29,21 @@ def submit_parser(commands: Any) -> None:
     parser = commands.add_parser("submit", help="send a job to a server", description=SUBMIT)
     parser.add_argument("job", type=Path, help="job file (TOML)")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings over those of the file")
-    parser.add_argument("--url", default="http://127.0.0.1:8080", help="the server (default: http://127.0.0.1:8080)")
-    parser.add_argument("--token-file", type=Path, help="file that holds the token")
+    _server(parser)
     parser.add_argument("--idempotency-key", help="a repeated submit with the same key makes no second job")
     parser.add_argument("--follow", action="store_true", help="print what happens until the job ends")
     parser.set_defaults(command=_submit)
+
+
+def top_parser(commands: Any) -> None:
+    parser = commands.add_parser("top", help="the jobs of a server, live")
+    _server(parser)
+    parser.set_defaults(command=_top)
+
+
+def _server(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8080", help="the server (default: http://127.0.0.1:8080)")
+    parser.add_argument("--token-file", type=Path, help="file that holds the token (default: $RLHF_TOKEN)")
 
 
 def _serve(given: argparse.Namespace) -> int:
@@ -56,3 +66,15 @@ def _submit(given: argparse.Namespace) -> int:
         given.job, given.overrides, url=given.url, token_file=given.token_file, key=given.idempotency_key,
         follow=given.follow,
     )  # fmt: skip
+
+
+def _top(given: argparse.Namespace) -> int:
+    import httpx
+    from rich.console import Console
+
+    from orchestrator.api.client import token_headers
+    from orchestrator.api.top import top
+
+    with httpx.Client(base_url=given.url, headers=token_headers(given.token_file), timeout=10) as client:
+        top(client, Console())
+    return 0
