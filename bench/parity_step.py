@@ -66,7 +66,7 @@ def make_inputs(directory: Path) -> Arrays:
         vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, bos_token_id=1, eos_token_id=2, pad_token_id=0, tie_word_embeddings=True,
     )  # fmt: skip
-    model = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+    model = Qwen2ForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

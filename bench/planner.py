@@ -58,7 +58,7 @@ def observation(asked: StepRequest, plan: StepPlan, rng: np.random.Generator) ->
         work_s = 0.1 + stats["prefill_s"] + stats["decode_s"]
         calls.append(
             CallObservation(
-                "generate", f"g{k}", "generate", k == 0, 20.0, work_s, 264 * len(shard), tokens, len(shard), stats
+                "generate", f"g{k}", "generate", k == 0, 20.0, work_s, 264 * len(shard), tokens, len(shard), stats=stats
             )
         )
     for name in FUNCTIONS[1:]:

@@ -30,7 +30,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from vllm_rollout import ROOT, make_model, requests
+from bench.vllm_rollout import ROOT, make_model, requests
 
 Laps = dict[str, float]
 

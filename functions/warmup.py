@@ -61,7 +61,7 @@ def warm_functions(kinds: Sequence[str]) -> None:
         num_key_value_heads=1, max_position_embeddings=32, bos_token_id=0, eos_token_id=1, pad_token_id=2,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="rlhf-") as directory:
-        save_model(LlamaForCausalLM(config), Path(directory) / "model")  # type: ignore[no-untyped-call]
+        save_model(LlamaForCausalLM(config), Path(directory) / "model")
         exchange = DirectoryExchange(f"{directory}/exchange")
         weights = {"policy": import_model(exchange, "warm", Path(directory) / "model")}
         weights["model"] = weights["policy"]

@@ -138,7 +138,7 @@ def write_model(directory: Path, sheets: Sequence[tuple[str, str]]) -> None:
         pad_token_id=pad,
         initializer_range=0.05,
     )
-    model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    model = LlamaForCausalLM(config)
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if not any(p is matrix for matrix in matrices)]
     optimizers: list[torch.optim.Optimizer] = [

@@ -42,7 +42,7 @@ class TransformersEngine:
             return
         self._version, self._model = None, None
         self._model = load_causal_lm(model_dir, dtype=self._dtype, device=str(self._device))
-        self._model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # nothing of the model's own sampling habits
+        self._model.generation_config = GenerationConfig()
         self._eos = eos_ids(model_dir)
         self._version = version
 
@@ -83,7 +83,7 @@ class TransformersEngine:
             tokens[row, longest - len(line) :] = line
             mask[row, longest - len(line) :] = 1
         most = sampling.max_response_length - min(len(draws.given(r)[0]) for r in batch)
-        config = GenerationConfig(max_new_tokens=most, do_sample=False, pad_token_id=0)  # type: ignore[no-untyped-call]
+        config = GenerationConfig(max_new_tokens=most, do_sample=False, pad_token_id=0)
         self._model.generate(
             torch.from_numpy(tokens).to(self._device),
             attention_mask=torch.from_numpy(mask).to(self._device),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,11 @@ def test_samples_do_not_depend_on_what_is_generated_with_them(
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def enough(looks: Iterator[int], steps: int) -> bool:
+    """Asked before each step: whether there were `steps` of them."""
+    return next(looks) >= steps
+
+
 @given(data=st.data())
 def test_samples_do_not_depend_on_cuts(
     engine: TorchEngine, requests: list[Request], alone: Bits, data: st.DataObject
@@ -77,7 +83,7 @@ def test_samples_do_not_depend_on_cuts(
         steps = data.draw(st.integers(1, 12)) + max(len(r.response) for r in left.values())
         looks = iter(range(10**9))
         order = data.draw(st.permutations(list(left.values())))
-        for sample in engine.generate(order, SAMPLING, lambda looks=looks, steps=steps: next(looks) >= steps):
+        for sample in engine.generate(order, SAMPLING, partial(enough, looks, steps)):
             if sample.finish == Finish.UNFINISHED:
                 left[sample.number] = replace(left[sample.number], response=sample.response, logprobs=sample.logprobs)
             else:

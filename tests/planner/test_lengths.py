@@ -95,7 +95,7 @@ def test_tau_b_by_its_definition(pairs: list[tuple[int, int]]) -> None:
 
 
 def test_longest_decile() -> None:
-    measured = np.arange(20.0)
+    measured = np.arange(20, dtype=np.float64)
     predicted = measured.copy()
     predicted[19] = -1  # the longest was missed, the second found
     assert longest_decile_recall(predicted, measured) == 0.5

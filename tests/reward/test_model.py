@@ -39,8 +39,8 @@ def reward_model(directory: Path, words: list[str]) -> LlamaForSequenceClassific
         num_key_value_heads=1, max_position_embeddings=64, pad_token_id=None, initializer_range=1.0,
     )  # fmt: skip
     config.num_labels = 1
-    model: LlamaForSequenceClassification = LlamaForSequenceClassification(config)  # type: ignore[no-untyped-call]
-    model.eval()  # type: ignore[no-untyped-call]
+    model: LlamaForSequenceClassification = LlamaForSequenceClassification(config)
+    model.eval()
     model.save_pretrained(directory)
     (directory / "tokenizer.json").write_text(tokenizer(words).to_str())
     return model
@@ -93,7 +93,7 @@ def test_a_directory_that_is_no_reward_model_is_refused(tmp_path: Path) -> None:
 
     exchange = DirectoryExchange(str(tmp_path / "exchange"))
     config = reward_model(tmp_path / "model", WORDS).config
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "causal")  # type: ignore[no-untyped-call]
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "causal")
     version = import_model(exchange, "reward", tmp_path / "causal")
     call = Call("c", "score", {}, {"policy": POLICY, "model": version}, {"score": "model"})
     with pytest.raises(FatalError, match="a reward model needs a trained score"):

@@ -55,7 +55,7 @@ def config_of(kind: str) -> PreTrainedConfig:
 def tiny_model(kind: str, directory: Path, seed: int = 0) -> Path:
     """A random model with weights large enough that its distributions are far from uniform."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config_of(kind))  # type: ignore[no-untyped-call]
+    model = AutoModelForCausalLM.from_config(config_of(kind))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -199,9 +199,7 @@ def test_other_architectures_are_right_in_padded_rows(kind: str, tmp_path: Path)
     elif kind == "mistral-window":
         kind, small = "mistral", small | {"sliding_window": 8}
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        transformers.AutoConfig.for_model(kind, **small)
-    )
+    model = AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **small))
     save_model(model, tmp_path)
     model, batch = load_causal_lm(tmp_path), samples()
     assert not shares_prefix(model.config, 38)

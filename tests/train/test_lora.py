@@ -36,7 +36,7 @@ def exchange(tmp_path: Path, request: pytest.FixtureRequest) -> DirectoryExchang
         vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    model = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+    model = Qwen2ForCausalLM(config)
     save_model(nn.Module.to(model, request.param), tmp_path / "model")
     exchange = DirectoryExchange(tmp_path / "exchange")
     import_model(exchange, "policy", tmp_path / "model")

@@ -190,7 +190,7 @@ def tiny(tmp_path: Path) -> Path:
         num_key_value_heads=2, tie_word_embeddings=True, dtype="bfloat16",
     )  # fmt: skip
     directory = tmp_path / "tiny"
-    model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    model = LlamaForCausalLM(config)
     torch.nn.Module.to(model, torch.bfloat16)
     save_model(model, directory)
     (directory / "tokenizer.json").write_text("{}")
