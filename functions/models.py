@@ -94,7 +94,7 @@ def backbone(model: PreTrainedModel) -> nn.Module:
 
 def lm_head(model: PreTrainedModel) -> nn.Linear:
     """The output projection [V, H]. ValueError for an architecture whose logits are not one linear map of states."""
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise ValueError(f"{type(model).__name__}: its output head is {type(head).__name__}, wants a linear layer")
     return head
@@ -178,10 +178,10 @@ def _quiet() -> Iterator[None]:
 
     level, bars = hub.get_verbosity(), hub.is_progress_bar_enabled()
     hub.set_verbosity(logging.ERROR)
-    hub.disable_progress_bar()  # type: ignore[no-untyped-call]
+    hub.disable_progress_bar()
     try:
         yield
     finally:
         hub.set_verbosity(level)
         if bars:
-            hub.enable_progress_bar()  # type: ignore[no-untyped-call]
+            hub.enable_progress_bar()

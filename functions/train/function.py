@@ -100,7 +100,7 @@ def optimize(
     if params.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     else:
-        model.gradient_checkpointing_disable()  # type: ignore[no-untyped-call]
+        model.gradient_checkpointing_disable()
     try:
         lengths = batch.samples.prompts.lengths[batch.samples.prompt] + batch.samples.responses.lengths
         shared = shares_prefix(model.config, int(lengths.max()))

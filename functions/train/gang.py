@@ -34,6 +34,8 @@ from functions.wire import Json
 
 LOOK_S = 1.0
 """How often a waiting rank looks whether it is still wanted."""
+CONNECT_S = 60.0
+"""Most that it takes to reach rank 0, once it has said where it is, and to connect all with all."""
 PEER_S = 600.0
 """Most that a rank waits in one collective. A peer that dies is noticed at once, one that hangs by the orchestrator."""
 REASON_S = 2.0
@@ -141,7 +143,7 @@ def await_value(key: str, context: Context) -> None:
 
 def _rendezvous(gang: GangParams, context: Context, published: Callable[[], bool]) -> TCPStore | None:
     """The store in which all ranks are registered; None when they need not meet any more."""
-    key, timeout = f"{gang.prefix}rendezvous", timedelta(seconds=PEER_S)
+    key, timeout = f"{gang.prefix}rendezvous", timedelta(seconds=CONNECT_S)
     if gang.rank == 0:
         listener = socket.create_server((_own_address(), 0))
         host, port = listener.getsockname()[:2]

@@ -42,7 +42,7 @@ class Forward(nn.Module):
     def forward(self, pack: Pack, temperature: float) -> tuple[Tensor, ...]:
         """(logprobs [N], entropy [N]) of a policy, (values [N],) of a critic."""
         if not self.policy:
-            return (pack_values(self.model, pack),)
+            return (pack_values(self.model, pack).clone(),)  # FSDP2 hooks on to outputs, which may be no views
         layer = lm_head(self.model)
         return pack_logprobs(self.model, Head(layer.weight, layer.bias, self._softcap, self._scale), pack, temperature)
 

@@ -39,8 +39,8 @@ GRPO: Json = {
     "kl": {"where": "loss", "kind": "k3", "coef": 0.3},
 }  # fmt: skip
 VALUE: Json = {
-    "optimizer": OPTIMIZER, "objective": "value", "advantage": "gae", "model": "critic", "mini_batches": 2,
-    "epochs": 2,
+    "optimizer": OPTIMIZER | {"max_grad_norm": None}, "objective": "value", "advantage": "gae", "model": "critic",
+    "mini_batches": 2, "epochs": 2, "value_clip": None,
 }  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def bench(tmp_path: Path) -> Bench:
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=50, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    model = LlamaForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -124,6 +124,7 @@ def assert_equal_step(bench: Bench, one: Json, many: Json) -> None:
     a, b = bench.tensors(one), bench.tensors(many)
     for name in a:
         torch.testing.assert_close(b[name], a[name], rtol=0, atol=1e-6)
+    assert one["metrics"].get("actor/grad_norm", one["metrics"].get("critic/grad_norm")) > 0.01
     for name, value in one["metrics"].items():
         assert many["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
