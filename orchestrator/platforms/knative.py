@@ -16,7 +16,7 @@ import asyncio
 import base64
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from functions.wire import Call, Event
@@ -48,7 +48,7 @@ class KnativePlatform:
         self._caller: Caller | None = None
         self._watch: PodWatch | None = None
         self._lease: Lease | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def deploy(self, specs: Sequence[FunctionSpec]) -> None:
@@ -86,7 +86,7 @@ class KnativePlatform:
         await self._acquire(deployed)
         deployed.unplaced += 1
         deployed.last_request_s = _now_s()
-        pod, over = "", False
+        pod, over, whole = "", False, False
         try:
             async with aclosing(self._caller.events(deployed.address, call)) as events:
                 while True:
@@ -100,6 +100,7 @@ class KnativePlatform:
                         self._pods.take(function, pod)
                         deployed.changed.set()
                     if event.kind in ("done", "error"):
+                        whole = "deadline_s" not in event.data
                         self._over(deployed, pod)  # before it is yielded: whoever reads it may let the replica go
                         over = True
                     yield event
@@ -108,6 +109,8 @@ class KnativePlatform:
         finally:
             if not over:
                 self._over(deployed, pod)
+            if pod and not whole:
+                self._replace(deployed, pod)
 
     def replicas(self) -> list[Replica]:
         return self._pods.replicas()
@@ -119,18 +122,16 @@ class KnativePlatform:
         if self._closed:
             return
         self._closed = True
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for deployed in self._functions.values():
             deployed.wanted = 0
             deployed.hand_out()
         try:
-            await self._remove()
-        except ApiError as error:
-            raise PlatformError(
-                f"the cluster does not answer ({error.message}); its functions go by themselves within a minute"
-            ) from error
+            with suppress(ApiError):  # a cluster that does not answer: the lease runs out
+                await self._remove()
         finally:
             if self._watch is not None:
                 self._watch.stop()
@@ -156,9 +157,9 @@ class KnativePlatform:
 
     async def _deploy(self, spec: FunctionSpec) -> None:
         assert self._lease is not None, "taken before functions are deployed"
-        await apply_service(
-            self._api, manifests.service(self._context, spec), kn=self._kn, context=self._config.context
-        )
+        manifest = manifests.service(self._context, spec)
+        manifest["metadata"] |= manifests.owned_by(self._lease.job)["metadata"]
+        await apply_service(self._api, manifest, kn=self._kn, context=self._config.context)
         name = manifests.service_name(self._context.job, spec.name)
         path = serving(self._config.namespace, "services", name)
         await asyncio.to_thread(self._api.merge, path, manifests.owned_by(self._lease.job))
@@ -274,6 +275,16 @@ class KnativePlatform:
         deployed.hand_out()
         deployed.changed.set()
 
+    def _replace(self, deployed: Function, pod: str) -> None:
+        """A replica whose answer was not whole may be stuck or cut off: nobody but us would replace it."""
+        deployed.changed.set()
+        self._pods.draining(pod)
+        self._spawn(self._delete_pod(pod))
+
+    async def _delete_pod(self, pod: str) -> None:
+        with suppress(ApiError):  # then it is found to be idle, and let go as such
+            await asyncio.to_thread(self._api.delete, core(self._config.namespace, "pods", pod), grace_s=GRACE_S)
+
     async def _why(self, name: str) -> str:
         """What became of the pod whose call was lost, if the watch can tell."""
         until_s = _now_s() + LOSS_S
@@ -324,12 +335,16 @@ class KnativePlatform:
             function.changed.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """An endless task; when one fails, so do all functions."""
+        """A task that lives no longer than the platform; when one fails, so do all functions."""
+        if self._closed:
+            work.close()
+            return
         task = asyncio.create_task(work)
         task.add_done_callback(self._ended)
-        self._tasks.append(task)
+        self._tasks.add(task)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             for function in self._functions.values():
                 function.fail(f"the Knative platform failed: {error!r}")

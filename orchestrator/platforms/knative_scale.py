@@ -129,7 +129,8 @@ class Scaler:
             if error.status in (400, 403):
                 function.fail(f"scaling {function.spec.name} was refused: {error.message}")
             return AGAIN_S
-        if target > 0 and function.wanted > 0 and not any(p.state in ("idle", "busy") for p in self._live()):
+        running = any(pod.state in ("idle", "busy") for pod in self._live())
+        if function.wanted > 0 and not running and not function.unplaced:  # a call that waits is a request as well
             self._start_waking()
         return wait_s
 

@@ -6,8 +6,12 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.knative.conftest import Start
 from tests.support.tiny_job import ENV, arguments, command, history, make_job
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_job_gives_the_same_history_as_on_one_machine(control_plane: Start, tmp_path: Path) -> None:

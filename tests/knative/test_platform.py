@@ -14,6 +14,7 @@ import pytest
 
 from functions.wire import Call, Event
 from orchestrator.config import KnativeConfig
+from orchestrator.invoke import Invoker, Limits
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
 from orchestrator.platforms.knative import KnativePlatform
 from orchestrator.platforms.knative_manifests import JobContext
@@ -152,6 +153,27 @@ def test_a_killed_replica_is_a_lost_call_and_the_repeated_call_takes_up_the_rest
     run(test())
 
 
+def test_a_replica_that_is_cut_off_is_replaced(control_plane: Start) -> None:
+    """Knative would wait for minutes, and replace nothing: the heartbeat is ours."""
+    plane = control_plane()
+
+    async def test() -> None:
+        async with knative(plane) as platform:
+            await platform.scale("count", 1)
+            invoker = Invoker(platform, limits=Limits(heartbeat_s=1.0))
+            seen, stopped = [], False
+            async for event in invoker.invoke("count", count("cut-off", 3, pause_s=0.5)):
+                if event.kind == "samples":
+                    seen.append(event.data["index"])
+                if seen and not stopped:
+                    [pid] = plane.ask(lambda cluster: [pod.process.pid for pod in cluster.pods.values() if pod.process])
+                    os.kill(pid, signal.SIGSTOP)
+                    stopped = True
+            assert seen == [[0], [1], [2]]
+
+    run(test())
+
+
 def test_a_response_that_ran_into_its_limit_is_no_answer(control_plane: Start) -> None:
     plane = control_plane()
 
@@ -237,7 +259,7 @@ def test_a_second_orchestrator_takes_over_without_a_new_revision(control_plane: 
         await first.deploy([COUNT])
         await first.scale("count", 2)
         await answer(first, count("a"))
-        for task in first._tasks:  # as if killed
+        for task in list(first._tasks):  # as if killed
             task.cancel()
         async with knative(plane) as second:
             assert len(second.replicas()) == 2
