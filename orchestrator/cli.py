@@ -19,6 +19,7 @@ from orchestrator.errors import OrchestratorError, RunError
 from orchestrator.events import failure_told
 from orchestrator.live import open_view
 from orchestrator.logs import read_logs
+from orchestrator.plan_command import plan_parser
 from orchestrator.recipes import RECIPES
 from orchestrator.run_directory import RunDirectory
 from orchestrator.session import Run, prepare, train
@@ -68,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("run", type=Path, help="run directory")
         sub.set_defaults(command=command)
 
+    plan_parser(commands)
     serve_parser(commands)
     submit_parser(commands)
     top_parser(commands)

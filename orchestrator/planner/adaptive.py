@@ -29,19 +29,19 @@ from orchestrator.planner.tail import ShardState
 
 Array = npt.NDArray[np.float64]
 
-DETAILED = 2
-"""Points of the curve that are worked out in full: those whose first estimate is best."""
-
 Candidate = tuple[list[list[int]], CurvePoint | None]
 """Shards, and a first estimate of what they lead to."""
 
 
 class AdaptivePlanner:
-    """`pool_gpus`: GPUs that all functions share (None: each function has its own)."""
+    """`pool_gpus`: GPUs that all functions share (None: each function has its own).
+
+    `detailed`: points of the curve that are worked out in full, those whose first estimate is best.
+    """
 
     def __init__(
         self, policy: Policy, *, goal: Goal | None = None, priors: Priors | None = None,
-        pool_gpus: int | None = None, generate: str = "generate",
+        pool_gpus: int | None = None, generate: str = "generate", detailed: int = 2,
     ) -> None:  # fmt: skip
         self.policy = policy
         self.goal = goal or Goal()
@@ -49,6 +49,7 @@ class AdaptivePlanner:
         self.learned = LearnedCosts(priors, generate=generate)
         self.pool_gpus = pool_gpus
         self.generate = generate
+        self.detailed = detailed
         self._static = StaticPlanner(keep_warm=policy.keep == "all", generate=generate)
         self._warm: frozenset[str] = frozenset()
         self._last: StepPlan | None = None
@@ -107,8 +108,12 @@ class AdaptivePlanner:
             found = outliner.outline(shards, states)
             points.append((CurvePoint(len(shards), found.steady_s, usd * found.cost, found.gpu_s), found))
         point, chosen = self._choose(points)
-        rough = [p for _, p in candidates if p is not None and p.replicas != point.replicas]
-        curve = [replace(p, cost_usd=usd * p.cost_usd) for p in rough] + [point]
+        worked = {
+            p.replicas: p for p, _ in sorted(points, key=lambda p: self.goal.rank(p[1].steady_s, p[1].cost))[::-1]
+        }
+        worked[point.replicas] = point
+        rough = [p for _, p in candidates if p is not None and p.replicas not in worked]
+        curve = [replace(p, cost_usd=usd * p.cost_usd) for p in rough] + [*worked.values()]
         return self._to_plan(request, predicted, point, chosen, curve, costs)
 
     def _workload(self, prompt_tokens: Array, predicted: Prediction, n: int, head: int, replicas: int) -> Workload:
@@ -150,7 +155,7 @@ class AdaptivePlanner:
             late = self.goal.deadline_s is not None and p.time_s > self.goal.deadline_s
             return late, (p.time_s, p.cost_usd) if late else self.goal.rank(p.time_s, p.cost_usd)
 
-        return [*sorted(rough, key=order)[:DETAILED], *(c for c in candidates if c[1] is None)]
+        return [*sorted(rough, key=order)[: self.detailed], *(c for c in candidates if c[1] is None)]
 
     def _choose(self, points: Sequence[tuple[CurvePoint, Outline]]) -> tuple[CurvePoint, Outline]:
         curve = [p for p, _ in points]

@@ -51,7 +51,7 @@ class Trace:
     def __init__(self, path: Path, *, now_s: float, unix_s: float) -> None:
         self._path = path
         try:
-            events = _read(path) or [_metadata(0, 0, "job_start", unix_s=unix_s)]
+            events = read_events(path) or [_metadata(0, 0, "job_start", unix_s=unix_s)]
             write_atomically(path, START + b",\n".join(map(_encode, events)) + END)
             self._file = os.open(path, os.O_WRONLY)
         except OSError as error:
@@ -144,7 +144,7 @@ def _encode(event: Json) -> bytes:
     return json.dumps(event, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _read(path: Path) -> list[Json]:
+def read_events(path: Path) -> list[Json]:
     """The events in `path`; of a file that was cut off, those that are whole. Raises RunError for no trace at all."""
     if not path.exists():
         return []

@@ -95,15 +95,21 @@ def test_a_file_that_is_none_or_no_toml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("planner", "line"),
     [
-        ({"policy": "ours", "keep_warm": True}, 'planner: keep_warm is for policy = "static": what "ours" keeps is its own to say'),
+        (
+            {"policy": "ours", "keep_warm": True},
+            'planner: keep_warm is for policy = "static": what "ours" keeps is its own to say',
+        ),
         ({"objective": "cost"}, 'planner: objective is for policy = "ours": "static" does not decide by it'),
-        ({"policy": "rlhfless", "deadline_s": 3.0}, 'planner: deadline_s is for policy = "ours": "rlhfless" does not decide by it'),
+        (
+            {"policy": "rlhfless", "deadline_s": 3.0},
+            'planner: deadline_s is for policy = "ours": "rlhfless" does not decide by it',
+        ),
         ({"policy": "ours", "deadline_s": 0.0}, "planner.deadline_s: should be greater than 0, got 0.0"),
         ({"policy": "ours", "budget_usd": 1.0}, "planner.budget_usd wants prices: set functions.<name>.usd_per_hour"),
         ({"gpu": "T4"}, "planner.gpu: device 'T4' is not in the table (wants one of A100, H100, H200, L40S)"),
         ({"gpu": "L40S"}, "planner.gpu wants functions.generate.gpus >= 1, got 0"),
     ],
-)  # fmt: skip
+)
 def test_a_planner_setting_without_effect_is_refused(planner: dict[str, Any], line: str) -> None:
     assert mistakes(planner=planner) == [f"job.toml: {line}"]
 
