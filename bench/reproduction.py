@@ -24,29 +24,10 @@ from orchestrator.planner.mapping import Batch, Role, fixed_mapping, map_models
 from orchestrator.planner.policies import Policy, policy
 from orchestrator.planner.scaling import Goal
 from orchestrator.planner.schedules import Pipelines, anneal, greedy
+from orchestrator.simulation import scenarios
 from orchestrator.simulation.job import Outcome, simulate
 from orchestrator.simulation.lengths import Lognormal
 from orchestrator.simulation.scenario import Scenario
-
-# Mean and sigma of response lengths, seconds of one score, CPU replicas that score. ASSUMED: the paper names the data
-# sets and caps only. LiveCodeBench's scoring makes reward a fifth of generation, as in the references (66 / 13 / 21).
-DATA: Mapping[str, tuple[float, float, float, int]] = {
-    "gsm8k": (300.0, 0.5, 0.002, 8),
-    "gpqa": (600.0, 0.7, 0.002, 8),
-    "livecodebench": (800.0, 0.86, 0.33, 64),
-}
-
-
-def l40s(model: str, recipe: str, data: str, *, process_s: float = 2.0) -> Scenario:
-    mean, sigma, score_s, scorers = DATA[data]
-    grpo = recipe == "grpo"
-    return Scenario(
-        f"{model.removeprefix('Qwen2.5-')} {recipe} {data}", device("L40S"), shape(model), 16, recipe,
-        Lognormal.of(mean, sigma), prompts_per_step=128 if grpo else 512, samples_per_prompt=4 if grpo else 1,
-        max_response_length=2048, train_gpus=14 if grpo else 7, reward_sample_s=score_s, reward_replicas=scorers,
-        process_s=process_s, steps=15,
-    )  # fmt: skip
-
 
 RUNS: Sequence[tuple[str, str, Goal]] = (
     ("serverful", "serverful", Goal()),
@@ -98,8 +79,8 @@ def testbed() -> list[dict[str, Any]]:
         found
         for model in ("Qwen2.5-3B", "Qwen2.5-7B")
         for recipe in ("grpo", "ppo")
-        for data in DATA
-        for found in compare(l40s(model, recipe, data))
+        for data in scenarios.DATA
+        for found in compare(scenarios.rlhfless_testbed(model, recipe, data))
     ]
 
 
@@ -107,19 +88,14 @@ def starts() -> list[dict[str, Any]]:
     head()
     rows = []
     for process_s in (0.5, 2.0, 5.0, 25.0):
-        scenario = l40s("Qwen2.5-3B", "grpo", "gpqa", process_s=process_s)
+        scenario = scenarios.rlhfless_testbed("Qwen2.5-3B", "grpo", "gpqa", process_s=process_s)
         rows += compare(replace(scenario, name=f"{scenario.name} {process_s:g} s"))
     return rows
 
 
 def cluster() -> list[dict[str, Any]]:
-    scenario = Scenario(
-        "70B grpo 160 H100", device("H100"), shape("Llama-2-70B"), 160, "grpo", Lognormal.of(400, 0.86),
-        prompts_per_step=128, samples_per_prompt=4, max_response_length=4096, generate_gpus=4, forward_gpus=4,
-        train_gpus=128, link_gb_s=50.0, steps=100,
-    )  # fmt: skip
     head()
-    return compare(scenario)
+    return compare(scenarios.rlhfless_cluster())
 
 
 def fusion() -> list[dict[str, Any]]:

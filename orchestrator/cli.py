@@ -23,6 +23,7 @@ from orchestrator.plan_command import plan_parser
 from orchestrator.recipes import RECIPES
 from orchestrator.run_directory import RunDirectory
 from orchestrator.session import Run, prepare, train
+from orchestrator.simulate_command import simulate_parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
 
     plan_parser(commands)
+    simulate_parser(commands)
     serve_parser(commands)
     submit_parser(commands)
     top_parser(commands)
