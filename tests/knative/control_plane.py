@@ -22,7 +22,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.knative.objects import SPEED, Cluster, Json, Pod, Refused, Revision
+from tests.knative.objects import Cluster
+from tests.knative.parts import SPEED, Json, Pod, Refused, Revision
 
 T = TypeVar("T")
 PREFIXES = {

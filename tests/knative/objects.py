@@ -1,7 +1,4 @@
-"""Kubernetes objects of the stand-in, in memory, with the traps and latencies of reference measurements.
-
-Seconds of the cluster pass `SPEED` times faster than ours, but for the lease's (`activeDeadlineSeconds` counts ours).
-"""
+"""Kubernetes objects of the stand-in, in memory, with the traps and latencies that were measured on a real cluster."""
 
 from __future__ import annotations
 
@@ -12,88 +9,28 @@ import itertools
 import json
 import signal
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.platforms.local_process import Process, WarmLauncher
-
-Json = dict[str, Any]
-
-SPEED = 20.0
-AUTOSCALER_TICK_S = 2 / SPEED
-READY_S = 1.2 / SPEED
-ANNOTATION_S = 0.05
-START_S = 0.25
-"""These two race with requests, which do not pass faster: one to five, as measured (0.18 s, 0.85 s)."""
-DRAIN_S = 31 / SPEED
-SHORT_GRACE_S = 2.5 / SPEED
-WINDOW_S = 6 / SPEED
-GRACE_S = 1 / SPEED
-MIN, MAX, COST = (
-    "autoscaling.knative.dev/min-scale",
-    "autoscaling.knative.dev/max-scale",
-    "controller.kubernetes.io/pod-deletion-cost",
+from orchestrator.platforms.local_process import WarmLauncher
+from tests.knative.parts import (
+    ANNOTATION_S,
+    AUTOSCALER_TICK_S,
+    COST,
+    DRAIN_S,
+    MAX,
+    MIN,
+    READY_S,
+    SHORT_GRACE_S,
+    SPEED,
+    START_S,
+    WINDOW_S,
+    Json,
+    Pod,
+    Refused,
+    Revision,
+    merge,
 )
-
-
-class Refused(Exception):
-    """An answer of the API other than 2xx."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status, self.message = status, message
-
-
-def merge(into: Json, patch: Json) -> None:
-    """RFC 7386."""
-    for key, value in patch.items():
-        if value is None:
-            into.pop(key, None)
-        elif isinstance(value, dict):
-            merge(into.setdefault(key, {}), value)
-        else:
-            into[key] = copy.deepcopy(value)
-
-
-@dataclass(eq=False)
-class Pod:
-    value: Json
-    revision: Revision
-    path: Path
-    process: Process | None = None
-    ready: bool = False
-    busy: bool = False
-    removing: bool = False
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def name(self) -> str:
-        return str(self.value["metadata"]["name"])
-
-
-@dataclass(eq=False)
-class Revision:
-    value: Json
-    service: str
-    template: Json
-    active_before: bool = False
-    """The autoscaler has data: since it last started, a request has come."""
-    minimum: int = 0
-    last_request_s: float = float("-inf")
-    waiting: int = 0
-    """Requests in the activator."""
-    replicas: int = 0
-    pods: list[Pod] = field(default_factory=list)
-    freed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def name(self) -> str:
-        return str(self.value["metadata"]["name"])
-
-    @property
-    def live(self) -> list[Pod]:
-        return [pod for pod in self.pods if not pod.removing]
 
 
 class Cluster:
@@ -298,6 +235,11 @@ class Cluster:
         if revision.value["metadata"]["annotations"].get("autoscaling.knative.dev/metric") == "rps":
             return 1
         return round(1.5 * (revision.waiting + sum(pod.busy for pod in revision.pods)) + 0.49)
+
+    def restart_autoscaler(self) -> None:
+        """It forgets what it has seen."""
+        for revision in self.revisions.values():
+            revision.active_before = False
 
     def poke(self, revision: Revision) -> None:
         """A request has come."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 from pydantic import ValidationError
 
@@ -83,6 +84,11 @@ def test_the_lease_takes_no_node_and_goes_when_it_has_failed() -> None:
     assert spec["ttlSecondsAfterFinished"] == 0
     assert spec["backoffLimit"] == 0
     assert spec["template"]["spec"]["schedulingGates"]
+
+
+def test_the_lease_and_the_token_fit_the_schemas_of_kubernetes() -> None:
+    for value in (manifests.lease(CONTEXT, 20), manifests.secret(CONTEXT, "t")):
+        kubernetes_validate.validate(value, "1.34", strict=True)
 
 
 def test_the_same_job_gives_the_same_template() -> None:

@@ -21,7 +21,8 @@ from orchestrator.platforms.knative_manifests import JobContext
 from orchestrator.platforms.knative_scale import Timing
 from tests.knative.conftest import Start
 from tests.knative.control_plane import ControlPlane
-from tests.knative.objects import SPEED
+from tests.knative.objects import Cluster
+from tests.knative.parts import SPEED
 
 FUNCTIONS = Path(__file__).parents[1] / "server" / "functions_for_tests.py"
 COUNT = FunctionSpec("count", f"{FUNCTIONS}:Count", max_replicas=4)
@@ -93,6 +94,11 @@ def test_min_scale_of_a_revision_never_active_needs_a_request(control_plane: Sta
         async with knative(plane) as platform:
             await platform.scale("count", 3)  # no call: only the wake-up request can make this true
             await until(lambda: sum(r.state == "idle" for r in platform.replicas()) == 3)
+            await platform.scale("count", 0)
+            await until(lambda: not platform.replicas())
+            plane.ask(Cluster.restart_autoscaler)
+            await platform.scale("count", 1)
+            await until(lambda: sum(r.state == "idle" for r in platform.replicas()) == 1)
 
     run(test())
 
