@@ -38,6 +38,8 @@ from orchestrator.run_directory import RunDirectory, write_atomically
 State = Literal["queued", "running", "interrupted", "succeeded", "failed", "cancelled"]
 STATES: tuple[State, ...] = get_args(State)
 ID = r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$"
+LONGEST = 36
+"""Of the ids that are made here: a function's name and a revision's number come after it, and a label holds 63."""
 RESTARTS = 3
 KEYS = ".idempotency"
 DELETED = ".deleted"
@@ -105,7 +107,7 @@ class Jobs:
         Raises ApiError 422 for a key that came with another body.
         """
         with self._lock:
-            id = f"{config.name[: 48 - _SUFFIX].rstrip('-')}-{secrets.token_hex(5)}"
+            id = f"{config.name[: LONGEST - _SUFFIX].rstrip('-')}-{secrets.token_hex(5)}"
             if key is not None:
                 known = self._claim(key, hashlib.sha256(body).hexdigest(), id)
                 if known in self._ids():

@@ -62,7 +62,7 @@ def test_every_pod_is_confined(scenario: Objects) -> None:
             assert spec["serviceAccountName"], "it talks to the cluster's API"
             writable = {m["mountPath"] for m in spec["containers"][0]["volumeMounts"] if not m.get("readOnly")}
             assert writable == {"/runs", "/tmp"}
-        if "-test-" in name or "valkey" in name or "seaweedfs" in name:
+        if name.endswith(("-test-api", "-test-exchange")) or "valkey" in name or "seaweedfs" in name:
             assert spec["automountServiceAccountToken"] is False, name
 
 
@@ -179,9 +179,14 @@ def test_development_stores_are_off_unless_asked_for(render: Render) -> None:
 
 def test_helm_tests_are_hooks(scenario: Objects) -> None:
     tests = [item for item in scenario if item["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]
-    assert len(tests) == 2
-    for test in tests:
+    assert [test["metadata"]["name"].rpartition("-")[2] for test in tests] == ["api", "exchange", "function"]
+    for test in tests[:2]:
         compile(test["spec"]["containers"][0]["args"][0], test["metadata"]["name"], "exec")
+    script = one(scenario, "ConfigMap", "-config")["data"]["roundtrip.py"]
+    assert script == (CHART / "files" / "roundtrip.py").read_text()
+    assert (
+        tests[2]["spec"]["serviceAccountName"] == config(scenario)[1]["spec"]["template"]["spec"]["serviceAccountName"]
+    )
 
 
 @pytest.mark.parametrize(
