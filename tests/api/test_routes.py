@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ def test_a_job_is_taken_listed_cancelled_resumed_and_deleted(api: httpx.Client, 
     assert api.delete(f"/v1/jobs/{job['id']}").status_code == 204
     assert not (runs / job["id"]).exists()
     problem(api.get(f"/v1/jobs/{job['id']}"), 404)
+
+
+def test_an_id_leaves_room_for_the_names_that_are_made_of_it(api: httpx.Client) -> None:
+    id = api.post("/v1/jobs", json=JOB | {"name": "a" * 24 + "-" + "b" * 23}).json()["id"]
+    assert re.fullmatch(r"a{24}-[0-9a-f]{10}", id)
+    assert len(f"{id}-train-cost-critic-00001") <= 63, "a revision's name, which is a label too"
 
 
 def test_toml_is_taken_as_well(api: httpx.Client) -> None:
