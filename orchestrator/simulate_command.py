@@ -98,23 +98,24 @@ def outcome_picture(scenario: Scenario, outcomes: Sequence[Outcome]) -> str:
     for outcome in outcomes:
         begin_s = _begin_s(outcome)
         shown = outcome.plans[-SHOWN_STEPS:]
-        title = (
-            f"{scenario.name}, {outcome.policy}: steps of {', '.join(f'{o.stop_s - o.start_s:.3g} s' for o in shown)}"
-        )
+        bars = "calls, on GPUs held throughout" if policy(outcome.policy).colocated else "lives of replicas"
+        times = ", ".join(f"{o.stop_s - o.start_s:.3g} s" for o in shown)
+        title = f"{scenario.name}, {outcome.policy}: {bars}; steps of {times}"
         marks = [o.stop_s - begin_s for o in shown]
-        panels.append(gantt(title, shown_lives(outcome), span_s=span_s, marks_s=marks))
+        panels.append(gantt(title, shown_lives(scenario, outcome), span_s=span_s, marks_s=marks))
     return figure(panels)
 
 
-def shown_lives(outcome: Outcome) -> list[Life]:
+def shown_lives(scenario: Scenario, outcome: Outcome) -> list[Life]:
     """Lives that reach into the last steps, as far as they do; of GPUs that are held for the whole job, the calls."""
     begin_s, end_s = _begin_s(outcome), outcome.plans[-1].stop_s
+    order = [spec.name for spec in scenario.specs(colocated=False)]
     spans: list[tuple[str, float, float | None]] = [(u.function, u.started_s, u.stopped_s) for u in outcome.usage]
     if policy(outcome.policy).colocated:
         spans = [(s.function, s.start_s, s.stop_s) for s in outcome.spans]
     return [
         Life(name, max(start_s, begin_s) - begin_s, min(end_s if stop_s is None else stop_s, end_s) - begin_s)
-        for name, start_s, stop_s in spans
+        for name, start_s, stop_s in sorted(spans, key=lambda span: order.index(span[0]))
         if start_s < end_s and (stop_s is None or stop_s > begin_s)
     ]
 

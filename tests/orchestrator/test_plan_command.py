@@ -1,0 +1,214 @@
+"""`plan` on a run made by hand, whose numbers can be worked out on paper; `simulate`; what both refuse, in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from orchestrator.cli import main
+from orchestrator.config import load_job
+from orchestrator.data import Cursor
+from orchestrator.forecast import Forecast, forecast
+from orchestrator.history import finished_steps
+from orchestrator.journal import Journal
+from orchestrator.plan_command import steps_of
+from orchestrator.prompts import Draw, PromptSource
+from orchestrator.run_directory import RunDirectory
+from orchestrator.session import prepare
+from orchestrator.store import Store
+from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
+from tests.support.tiny_job import make_job
+
+OVERRIDES = [
+    "data.prompts_per_step=2", "functions.generate.usd_per_hour=3600.0", "functions.train.usd_per_hour=7200.0",
+]  # fmt: skip
+STARTS = {"generate": 0.5, "reward": 0.25, "train": 0.25}
+COUNTS = {"prefill_tokens": 4.0, "prefill_s": 0.2, "decode_tokens": 32.0, "decode_steps": 8.0, "decode_s": 0.7}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_job(tmp_path_factory.mktemp("job")).file
+
+
+@pytest.fixture(scope="module")
+def run(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps: 2 prompts x 4 samples of 8 tokens; generate 1 s on each of two replicas, reward 0.5 s, train 2 s."""
+    path = tmp_path_factory.mktemp("runs") / "made"
+    job = load_job(file, OVERRIDES)
+    directory, source = RunDirectory.create(path, job), PromptSource.load(job)
+    trace = Trace(path / "trace.json", now_s=0.0, unix_s=0.0)
+    (path / "samples").mkdir()
+
+    async def write() -> None:
+        journal = await Journal.open(Store(directory.open_exchange(job)))
+        cursor = Cursor.start(job.seed)
+        for step in range(3):
+            metrics: dict[str, float] = {}
+            if step:
+                draw = Draw(source, cursor, 2)
+                draw.next()
+                cursor = draw.cursor
+                metrics = {f"planner/start_s/{name}": seconds for name, seconds in STARTS.items()}
+                metrics |= {"perf/total_num_tokens": 96.0, "response_length/mean": 8.0, "prompt_length/mean": 4.0}
+                at = 10.0 * step
+                spans = [TraceSpan(JOB, "step", f"step {step}", at, at + 5)]
+                spans += [TraceSpan("generate", f"generate-{k}", "generate", at + 1, at + 2, COUNTS) for k in range(2)]
+                spans += [TraceSpan("reward", "reward-0", "score", at + 2, at + 2.5)]
+                spans += [TraceSpan("train", "train-0", "train", at + 2.5, at + 4.5)]
+                trace.write(spans, [], at + 5)
+                lines = [json.dumps({"group": g, "index": i, "tokens": 8}) + "\n" for g in range(2) for i in range(4)]
+                (path / "samples" / f"{step:06d}.jsonl").write_text("".join(lines))
+            history = {"data": source.digest, "cursor": cursor.to_json(), "metrics": {}}
+            await journal.commit(history=history, pointers={"versions": {}}, observed={"metrics": metrics})
+
+    asyncio.run(write())
+    trace.close()
+    return path
+
+
+@pytest.fixture
+def found(file: Path, run: Path) -> Forecast:
+    return forecast(prepare(load_job(file, OVERRIDES)), RunDirectory.open(run))
+
+
+def test_a_runs_steps_are_read_back_with_their_prompts_lengths_and_calls(file: Path, run: Path) -> None:
+    job = load_job(file, OVERRIDES)
+    steps = finished_steps(RunDirectory.open(run), PromptSource.load(job))
+    assert len(steps) == 2
+    ids = [p.prompt_id for step in steps for p in step.prompts]
+    assert len(set(ids)) == 4  # two steps of one epoch
+    assert [set(step.kept) for step in steps] == [set(ids[:2]), set(ids[2:])]
+    assert steps[0].lengths.tolist() == [8.0] * 8
+    assert steps[0].prompt_tokens == 32.0
+    calls = [(c.function, c.cold, c.start_s, round(c.work_s, 6)) for c in steps[1].calls]
+    assert calls == [
+        ("generate", True, 0.5, 1.0), ("generate", False, 0.0, 1.0), ("reward", True, 0.25, 0.5),
+        ("train", True, 0.25, 2.0),
+    ]  # fmt: skip
+
+
+def test_a_step_and_the_job_take_and_cost_what_their_parts_do(found: Forecast) -> None:
+    step_s = 0.5 + 1.0 + 0.25 + 0.5 + 0.25 + 2.0  # each function starts when it is needed, and then goes
+    step_usd = 2 * (0.5 + 1.0) * 1.0 + (0.25 + 2.0) * 2.0
+    assert found.first.predicted_step_s == pytest.approx(step_s, rel=0.01)
+    assert found.steady.predicted_step_s == pytest.approx(step_s, rel=0.01)
+    assert found.steady.predicted_cost_usd == pytest.approx(step_usd, rel=0.01)
+    assert found.job_s == pytest.approx(4 * step_s, rel=0.01)
+    assert found.job_usd == pytest.approx(4 * step_usd, rel=0.01)
+    assert found.unknown == ["reference"]  # the run made no call of it
+
+
+def test_replicas_over_time_are_those_of_the_plan(found: Forecast) -> None:
+    own = {name: [life for life in found.lives if life.function == name] for name in ("generate", "reward", "train")}
+    changes = {name: [(round(at_s, 1), count) for at_s, count in steps_of(lives)] for name, lives in own.items()}
+    assert changes["generate"][-1] == (1.5, 0)
+    assert max(count for _, count in changes["generate"]) == 2
+    assert changes["reward"] == [(1.5, 1), (2.2, 0)]
+    assert changes["train"] == [(2.2, 1), (4.5, 0)]
+
+
+def test_the_curve_has_fewer_replicas_slower_and_the_chosen_point(found: Forecast) -> None:
+    one, two = found.curve
+    assert (one.replicas, two.replicas) == (1, 2)
+    assert one.time_s > two.time_s
+    assert found.chosen is two
+
+
+def test_plan_prints_and_draws(file: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "plan.svg"
+    assert main(["plan", str(file), *OVERRIDES, "--run", str(run), "--picture", str(picture)]) == 0
+    text = capsys.readouterr().out
+    assert "$7.5" in text
+    assert "0:18, $3" in text
+    assert [line.split()[0] for line in text.splitlines() if "<- chosen" in line] == ["2"]
+    bars = [e for e in ElementTree.parse(picture).iter() if e.get("class") == "life"]
+    assert len(bars) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "error: nothing to predict by: name the GPU"),
+        (["planner.gpu=L40S"], "planner.gpu wants functions.generate.gpus >= 1, got 0"),
+        (["--run", "no-such-run"], "error: no-such-run: no run directory"),
+        (["planner.policy=ours", "planner.deadline_s=0.1", "--run", "RUN"], "error: planner: deadline of 0.1 s"),
+        (["--run", "RUN", "--picture", "/no/such/place.svg"], "error: /no/such/place.svg: cannot be written"),
+    ],
+)  # fmt: skip
+def test_plan_refuses_in_one_line(
+    words: list[str], line: str, file: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(file), *OVERRIDES, *(w.replace("RUN", str(run)) for w in words)]) != 0
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert line in told
+
+
+def test_a_run_of_other_data_says_nothing(file: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(file), f"data.train={file.parent / 'validation.jsonl'}", "--run", str(run)]) == 1
+    assert "was trained on other data" in capsys.readouterr().err
+
+
+def test_a_roofline_knows_the_functions_on_gpus(file: Path) -> None:
+    gpus = [f"functions.{name}.gpus=1" for name in ("generate", "reference", "train")]
+    job = load_job(file, [*gpus, "planner.gpu=L40S", "model.dtype=bfloat16"])
+    found = forecast(prepare(job))
+    assert found.unknown == ["reward"]
+    assert found.first.predicted_step_s is not None
+    assert found.first.predicted_step_s > 25.0  # a cold start
+
+
+SCENARIO = """
+device = "L40S"
+model = "Qwen2.5-3B"
+gpus = 4
+train_gpus = 2
+prompts_per_step = 4
+samples_per_prompt = 2
+max_response_length = 300
+steps = 3
+"""
+
+
+def test_simulate_compares_with_serverful(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.toml").write_text(SCENARIO + "lengths = { mean = 100.0, sigma = 0.5 }")
+    picture = tmp_path / "gantt.svg"
+    assert main(["simulate", str(tmp_path / "mine.toml"), "--policy", "ours", "--picture", str(picture)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    held, ours = (next(row for row in rows if row[0] == name) for name in ("serverful", "ours"))
+    assert held[2] == "1.00"
+    assert float(held[4]) == pytest.approx(4 * float(held[1]), rel=0.01)  # four GPUs, held all the time
+    assert float(ours[2]) == pytest.approx(float(held[1]) / float(ours[1]), abs=0.01)
+    titles = [e.text for e in ElementTree.parse(picture).iter() if e.text and "mine, " in e.text]
+    assert len(titles) == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("lengths = { mean = 100.0 }", "lengths: wants mean and sigma, or trace"),
+        ("lengths = { trace = 'trace.jsonl' }", "trace.jsonl: has no line for step 1, group 0, index 1"),
+        ("lengths = { mean = 9.0, sigma = 1.0 }\nslotz = 3", "slotz: Extra inputs are not permitted"),
+        ("generate_gpus = 8\nlengths = { mean = 9.0, sigma = 1.0 }", "generate_gpus is 8, more than the 4 of gpus"),
+    ],
+)  # fmt: skip
+def test_a_bad_scenario_is_refused_in_one_line(
+    lines: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trace.jsonl").write_text('{"step": 1, "group": 0, "index": 0, "length": 5}\n')
+    (tmp_path / "bad.toml").write_text(SCENARIO + lines)
+    assert main(["simulate", str(tmp_path / "bad.toml")]) == 2
+    assert told in (text := capsys.readouterr().err)
+    assert text.count("\n") == 1
+
+
+def test_a_scenario_or_goal_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "3b-dpo"]) == 2
+    assert "wants a TOML file, or one of 3b-grpo-gsm8k" in capsys.readouterr().err
+    assert main(["simulate", "3b-grpo-gpqa", "--deadline-s", "-1"]) == 2
+    assert "deadline_s is -1.0 (wants more than 0)" in capsys.readouterr().err
