@@ -340,7 +340,12 @@ def _resolve(table: dict[str, Any], base: Path) -> None:
         inner = table.get(section)
         if isinstance(inner, dict) and isinstance(inner.get(key), str):
             inner[key] = str((base / inner[key]).resolve())
-    for holder, key in ((table, "recipe"), (table.get("reward"), "score")):
+    own = (
+        (table, "recipe"),
+        (table.get("reward"), "score"),
+        *((table.get("algorithm"), k) for k in ("advantage", "loss")),
+    )
+    for holder, key in own:
         value = holder.get(key) if isinstance(holder, dict) else None
         if isinstance(value, str) and ".py:" in value and "://" not in value:
             file, _, name = value.rpartition(":")

@@ -17,6 +17,7 @@ from functions.algorithms.registry import call_with
 from functions.algorithms.rewards import overlong_penalty, penalized_scores, scale_scores, token_rewards
 from functions.function import FatalError
 from functions.samples import Columns, Finish, SampleBatch
+from functions.train.named import named
 from functions.train.params import TrainParams
 
 
@@ -117,7 +118,7 @@ def targets(batch: TrainBatch, params: TrainParams, old_logprobs: Tensor | None,
         "segment": segment,
         "mask": mask,
     }
-    estimate = call_with(ADVANTAGES[params.advantage], available, params.advantage_options)
+    estimate = call_with(named(params.advantage, ADVANTAGES), available, params.advantage_options)
     metrics |= combine_metrics([estimate.metrics])
     advantages = estimate.advantages
     if params.cost is not None and params.objective == "policy":
@@ -132,7 +133,7 @@ def targets(batch: TrainBatch, params: TrainParams, old_logprobs: Tensor | None,
             "rewards": token_rewards(scores=costs, segment=segment, mask=mask),
             "values": batch.column(params.cost.values, "cost"),
         }
-        cost = call_with(ADVANTAGES[params.advantage], own, params.advantage_options)
+        cost = call_with(named(params.advantage, ADVANTAGES), own, params.advantage_options)
         advantages = mix_advantages(rewards=advantages, costs=cost.advantages, multiplier=new["multiplier"])
         metrics |= {"critic/cost/mean": mean_cost, "actor/cost_multiplier": new["multiplier"]}
     metrics |= batch_metrics(

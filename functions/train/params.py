@@ -132,8 +132,10 @@ class TrainParams:
     optimizer: OptimizerParams = OptimizerParams()
 
     advantage: str = "grpo"
+    """A name, or the user's own `file.py:function`, which takes what functions/algorithms/advantages.py names."""
     advantage_options: Mapping[str, Any] = field(default_factory=dict)
     loss: str = "vanilla"
+    """A name, or the user's own `file.py:function`, which takes what functions/algorithms/policy_losses.py names."""
     loss_options: Mapping[str, Any] = field(default_factory=dict)
     aggregation: str = "token-mean"
     aggregation_norm: float | None = None
@@ -167,8 +169,10 @@ class TrainParams:
     lora: LoraParams | None = None
 
     def __post_init__(self) -> None:
-        _one_of("advantage", self.advantage, ADVANTAGES)
-        _one_of("loss", self.loss, POLICY_LOSSES)
+        if ":" not in self.advantage:
+            _one_of("advantage", self.advantage, ADVANTAGES)
+        if ":" not in self.loss:
+            _one_of("loss", self.loss, POLICY_LOSSES)
         _one_of("aggregation", self.aggregation, AGGREGATIONS)
         _above_zero(temperature=self.temperature, epochs=self.epochs, mini_batches=self.mini_batches)
         if self.micro_batch_tokens is not None:

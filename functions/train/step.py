@@ -24,6 +24,7 @@ from functions.function import FatalError
 from functions.inputs import sample_name
 from functions.packing import Pack
 from functions.train.batch import Targets, TrainBatch
+from functions.train.named import named
 from functions.train.parallel import Forward, Share, idle_pass
 from functions.train.params import TrainParams
 
@@ -153,7 +154,7 @@ def _policy_objective(
         "advantages": tensors["advantages"],
         "weights": None if settings is None else correction.weights,
     }
-    loss, policy_metrics = call_with(POLICY_LOSSES[params.loss], available, params.loss_options)
+    loss, policy_metrics = call_with(named(params.loss, POLICY_LOSSES), available, params.loss_options)
     metrics = correction.metrics | policy_metrics
     if params.kl is not None and params.kl.where == "loss":
         available = shared | {

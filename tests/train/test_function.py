@@ -582,6 +582,38 @@ def test_stale_weights_are_refused(bench: Bench) -> None:
     bench.call(bound | {"max_rollout_logprob_diff": 10.0})
 
 
+OWN = """
+from functions.algorithms import advantages, policy_losses
+
+
+def advantage(*, scores, group, segment, mask):
+    return advantages.grpo(scores=scores, group=group, segment=segment, mask=mask)
+
+
+def loss(*, logprobs, advantages, segment, mask, totals, aggregation, scale=1.0):
+    loss, metrics = policy_losses.importance_sampling(
+        logprobs=logprobs, old_logprobs=logprobs.detach(), advantages=advantages * scale, segment=segment, mask=mask,
+        totals=totals, aggregation=aggregation,
+    )
+    return loss, metrics
+"""
+
+
+def test_a_users_own_advantage_and_loss(bench: Bench) -> None:
+    """On the first pass the ratio is 1: the plain policy gradient has the gradient of the clipped loss."""
+    own = bench.scratch.parent / "own.py"
+    own.write_text(OWN)
+    known = bench.call({"optimizer": {"lr": 1e-3}}, id="known")
+    mine = bench.call({"optimizer": {"lr": 1e-3}} | {"advantage": f"{own}:advantage", "loss": f"{own}:loss"}, id="mine")
+    close(bench.weights(known), bench.weights(mine), 1e-6)
+    turned = bench.call(
+        {"optimizer": {"lr": 1e-3}} | {"loss": f"{own}:loss", "loss_options": {"scale": -1.0}}, id="turned"
+    )
+    assert turned["metrics"]["actor/pg_loss"] == pytest.approx(-mine["metrics"]["actor/pg_loss"], abs=1e-6)
+    with pytest.raises(FatalError, match="has no 'lost'"):
+        bench.call({"loss": f"{own}:lost"}, id="lost")
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
