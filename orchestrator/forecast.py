@@ -15,11 +15,11 @@ import numpy as np
 from orchestrator.data import Cursor
 from orchestrator.errors import RunError
 from orchestrator.history import finished_steps, prompts_of, teach
+from orchestrator.job_planner import adaptive_planner
 from orchestrator.pictures import Life
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import CurvePoint, StepPlan, StepRequest
 from orchestrator.planner.fusion import replica_counts
-from orchestrator.planner.of_job import adaptive_planner
 from orchestrator.planner.prefixes import shared_head
 from orchestrator.planner.scaling import Unmet
 from orchestrator.planner.tail import ShardState, Tail

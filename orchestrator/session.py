@@ -17,11 +17,11 @@ from orchestrator.errors import RunError, Stopped
 from orchestrator.events import EventLog, first_failure, open_events
 from orchestrator.fleet import Fleet
 from orchestrator.invoke import Invoker, Limits, RetryPolicy
+from orchestrator.job_planner import job_planner
 from orchestrator.journal import Journal
 from orchestrator.lease import take_lease
 from orchestrator.live import View
 from orchestrator.loop import Loop
-from orchestrator.planner.of_job import job_planner
 from orchestrator.planner.scaling import Unmet
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.open import open_platform
