@@ -70,7 +70,7 @@ def test_fatal_killed_and_repeated_gangs(tmp_path: Path) -> None:
                     await stage.gang(broken)
                 assert notes == []  # what is fatal is not tried again
                 first = asyncio.create_task(stage.gang(call))
-                while not attempts(exchange, call):
+                while not attempts(exchange, call) or [r.state for r in platform.replicas()] != ["busy"] * SIZE:
                     await asyncio.sleep(0.005)
                 os.kill(platform.processes()["train"][-1], signal.SIGKILL)
                 done = await first
