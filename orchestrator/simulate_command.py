@@ -29,6 +29,8 @@ from orchestrator.tables import number
 
 BASE = "serverful"
 """What the others are compared with."""
+OURS = "ours"
+"""The policy that decides by what was asked for."""
 SHOWN_STEPS = 2
 
 
@@ -60,8 +62,10 @@ def _simulate(given: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     others = [name for name in POLICIES if name != BASE and (given.policy is None or name in given.policy)]
+    if OURS not in others and goal != Goal():
+        raise ConfigError(f"--objective, --deadline-s and --budget-usd are for {OURS}, which is not among the policies")
     try:
-        outcomes = [simulate(scenario, policy(name), goal=goal) for name in (BASE, *others)]
+        outcomes = [simulate(scenario, policy(name), goal=goal if name == OURS else None) for name in (BASE, *others)]
     except Unmet as error:
         raise RunError(f"planner: {error}") from None
     Console().print(outcome_table(scenario, outcomes), highlight=False)

@@ -48,10 +48,11 @@ class Goal:
         return (cost, time_s) if self.objective == "cost" else (time_s * cost, cost)
 
 
-def choose(curve: Sequence[CurvePoint], goal: Goal, beyond: Sequence[CurvePoint] = ()) -> CurvePoint:
+def choose(curve: Sequence[CurvePoint], goal: Goal, beyond: Sequence[CurvePoint] | None = None) -> CurvePoint:
     """The point of the curve that meets the goal best. Ties go to the lower cost, then to fewer replicas.
 
-    `beyond` holds points with more replicas than allowed: only to say what would meet a deadline. Raises Unmet.
+    `beyond` holds points with more replicas than allowed, only to say what would meet a deadline; None: they are not
+    known. Raises Unmet.
     """
     if not curve:
         raise ValueError("no points to choose from")
@@ -64,7 +65,7 @@ def choose(curve: Sequence[CurvePoint], goal: Goal, beyond: Sequence[CurvePoint]
     return min(within, key=lambda p: (*goal.rank(p.time_s, p.cost_usd), p.replicas))
 
 
-def _late(curve: Sequence[CurvePoint], goal: Goal, beyond: Sequence[CurvePoint]) -> str:
+def _late(curve: Sequence[CurvePoint], goal: Goal, beyond: Sequence[CurvePoint] | None) -> str:
     assert goal.deadline_s is not None
     best = min(curve, key=lambda p: (p.time_s, p.cost_usd))
     over = best.time_s - goal.deadline_s
@@ -72,6 +73,8 @@ def _late(curve: Sequence[CurvePoint], goal: Goal, beyond: Sequence[CurvePoint])
         f"deadline of {goal.deadline_s:.4g} s cannot be met: the fastest is {best.time_s:.4g} s with {best.replicas} "
         f"replicas, {over:.4g} s ({100 * over / goal.deadline_s:.0f} %) too late"
     )
+    if beyond is None:
+        return f"{line}; set deadline_s >= {best.time_s:.4g}, lower max_response_length, or allow more replicas"
     enough = [p for p in beyond if p.time_s <= goal.deadline_s]
     if enough:
         first = min(enough, key=lambda p: p.replicas)

@@ -212,3 +212,5 @@ def test_a_scenario_or_goal_that_is_not_there_is_told(capsys: pytest.CaptureFixt
     assert "wants a TOML file, or one of 3b-grpo-gsm8k" in capsys.readouterr().err
     assert main(["simulate", "3b-grpo-gpqa", "--deadline-s", "-1"]) == 2
     assert "deadline_s is -1.0 (wants more than 0)" in capsys.readouterr().err
+    assert main(["simulate", "3b-grpo-gpqa", "--policy", "rlhfuse", "--objective", "cost"]) == 2
+    assert "are for ours, which is not among the policies" in capsys.readouterr().err
