@@ -17,6 +17,7 @@ from orchestrator.live import dollars, duration
 
 EVERY_S = 1.0
 SHOWN = 50
+ASKED = 1000
 COLORS = {
     "running": "green", "queued": "yellow", "interrupted": "yellow", "succeeded": "dim", "failed": "red",
     "cancelled": "dim",
@@ -39,7 +40,7 @@ def top(client: httpx.Client, console: Console) -> None:
 
 def _jobs(client: httpx.Client) -> list[dict[str, Any]]:
     try:
-        response = client.get("/v1/jobs", params={"limit": SHOWN})
+        response = client.get("/v1/jobs", params={"limit": ASKED})
     except httpx.TransportError as error:
         raise RunError(f"{client.base_url}: no server answers ({error})") from error
     check(response)
@@ -48,12 +49,12 @@ def _jobs(client: httpx.Client) -> list[dict[str, Any]]:
 
 
 def table(jobs: list[dict[str, Any]], now: float) -> Table:
-    """Jobs as the API lists them; those that have not ended first."""
+    """The first of the jobs as the API lists them; those that have not ended come first."""
     shown = Table(box=SIMPLE)
     for title, justify in (("job", "left"), ("state", "left"), ("step", "right"), ("reward", "right"),
                            ("cost", "right"), ("time", "right"), ("now", "left")):  # fmt: skip
         shown.add_column(title, justify="right" if justify == "right" else "left", no_wrap=title != "now")
-    for job in sorted(jobs, key=lambda job: job["ended_at"] is not None):
+    for job in sorted(jobs, key=lambda job: job["ended_at"] is not None)[:SHOWN]:
         reward = job["metrics"].get("critic/score/mean")
         began = job["started_at"]
         replicas = " ".join(f"{name} {count}" for name, count in job["replicas"].items() if count)

@@ -25,7 +25,7 @@ def run_schemathesis(served: Served, directory: Path, *words: str) -> None:
 
 
 def test_fuzzing(served: Served, tmp_path: Path) -> None:
-    run_schemathesis(served, tmp_path, "--phases", "fuzzing", "--max-examples", "5")
+    run_schemathesis(served, tmp_path, "--phases", "fuzzing", "--max-examples", "3")
 
 
 @pytest.mark.slow

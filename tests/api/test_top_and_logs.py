@@ -12,17 +12,21 @@ from orchestrator.config import parse_job
 from orchestrator.errors import RunError
 from orchestrator.logs import read_logs
 from orchestrator.run_directory import RunDirectory
-from tests.api.conftest import JOB, WRITE, Served
+from tests.api.conftest import JOB, WRITE, serving, write_run
 from tests.support.tiny_job import command
 
 
-def test_top_without_a_terminal_is_one_table(served: Served, tmp_path: Path) -> None:
+def test_top_without_a_terminal_is_one_table(tmp_path: Path, root: Path) -> None:
+    write_run(tmp_path / "runs" / "done", root, finished=True)
     (tmp_path / "token").write_text(WRITE)
-    done = command("top", "--url", served.url, "--token-file", tmp_path / "token")
-    assert done.returncode == 0, done.stderr
-    row = next(line for line in done.stdout.splitlines() if line.split()[:1] == ["done"])
-    assert row.split()[:5] == ["done", "succeeded", "3/3", "0.500", "$3.00"]
-    assert "send `Authorization" in command("top", "--url", served.url).stderr
+    with serving(tmp_path / "runs", root) as server, server.client() as api:
+        id = api.post("/v1/jobs", json=JOB).json()["id"]
+        done = command("top", "--url", server.url, "--token-file", tmp_path / "token")
+        assert done.returncode == 0, done.stderr
+        rows = [line.split() for line in done.stdout.splitlines() if line.split()[:1] in (["done"], [id])]
+        assert rows[0] == [id, "queued", "-/3", "-", "-", "-"], "those that have not ended come first"
+        assert rows[1][:5] == ["done", "succeeded", "3/3", "0.500", "$3.00"]
+        assert "send `Authorization" in command("top", "--url", server.url).stderr
 
 
 @pytest.fixture
