@@ -43,10 +43,16 @@ class Cost:
     """Replicas started: each was a cold start."""
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+        return Cost(
+            self.replica_s + other.replica_s,
+            self.busy_s + other.busy_s,
+            self.gpu_s + other.gpu_s,
+            self.usd + other.usd,
+            self.starts + other.starts,
+        )
 
     def __sub__(self, other: Cost) -> Cost:
-        return Cost(*(a - b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+        return self + Cost(-other.replica_s, -other.busy_s, -other.gpu_s, -other.usd, -other.starts)
 
 
 Costs = Mapping[str, Cost]
@@ -102,6 +108,11 @@ class StepCost:
         return cls(int(value["step"]), float(value["wall_s"]), functions)
 
 
+def together(steps: Sequence[StepCost]) -> StepCost:
+    """What `steps` cost in all, under the number 0."""
+    return sum(steps, StepCost(0))
+
+
 def merged(one: Costs, two: Costs) -> dict[str, Cost]:
     return {name: one.get(name, Cost()) + two.get(name, Cost()) for name in {**one, **two}}
 
@@ -111,20 +122,19 @@ class Books:
     """All that cost.json holds."""
 
     steps: Sequence[StepCost]
+    closed: StepCost
+    """All of `steps` together."""
     open: StepCost
     executions: int
     serverful: Costs = field(default_factory=dict)
 
     @property
     def functions(self) -> dict[str, Cost]:
-        functions: dict[str, Cost] = {}
-        for step in (*self.steps, self.open):
-            functions = merged(functions, step.functions)
-        return functions
+        return merged(self.closed.functions, self.open.functions)
 
     @property
     def wall_s(self) -> float:
-        return sum(step.wall_s for step in (*self.steps, self.open))
+        return self.closed.wall_s + self.open.wall_s
 
     @property
     def usd(self) -> float:
@@ -151,7 +161,7 @@ def read_books(path: Path) -> Books | None:
             raise RunError(f"{path}: made by another version (format {value['format']!r}, this one reads {FORMAT})")
         steps = [StepCost.from_json(step) for step in value["steps"]]
         serverful = {name: Cost(**cost) for name, cost in value["serverful"].items()}
-        return Books(steps, StepCost.from_json(value["open"]), int(value["executions"]), serverful)
+        return Books(steps, together(steps), StepCost.from_json(value["open"]), int(value["executions"]), serverful)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -169,12 +179,12 @@ class Ledger:
 
     def __init__(self, path: Path, specs: Sequence[FunctionSpec], *, next_step: int, now_s: float) -> None:
         self._path, self._specs = path, specs
-        before = read_books(path) or Books([], StepCost(next_step), 0)
+        before = read_books(path) or Books([], together([]), StepCost(next_step), 0)
         steps, left = list(before.steps), before.open
         if left.step < next_step and (left.wall_s or left.functions):
             steps.append(left)
             left = StepCost(next_step)
-        self._steps = steps
+        self._steps, self._together = steps, together(steps)
         self._left = StepCost(next_step, left.wall_s, left.functions)
         """What executions before this one spent on the open step."""
         self._executions = before.executions + 1
@@ -187,7 +197,7 @@ class Ledger:
         self._now = costs_of(usage, self._specs, now_s)
         rise = {name: cost - self._closed.get(name, Cost()) for name, cost in self._now.items()}
         step = self._left + StepCost(self._left.step, now_s - self._closed_s, rise)
-        books = Books(self._steps, step, self._executions)
+        books = Books(self._steps, self._together, step, self._executions)
         return dataclasses.replace(books, serverful=reserved_costs(self._specs, books.wall_s))
 
     @property
@@ -204,7 +214,8 @@ class Ledger:
     def close_step(self, step: int, usage: Sequence[Usage], now_s: float) -> StepCost:
         """`step` was committed: what was spent since the commit before it is its cost."""
         closed = dataclasses.replace(self.count(usage, now_s).open, step=step)
-        self._steps = [*self._steps, closed]
+        self._steps.append(closed)
+        self._together += closed
         self._left, self._closed, self._closed_s = StepCost(step + 1), self._now, now_s
         self.update(usage, now_s)
         return closed

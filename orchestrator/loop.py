@@ -32,7 +32,7 @@ from orchestrator.journal import Journal, Record
 from orchestrator.planner.base import FunctionLimits, Planner, Prompt, StepObservation, StepPlan, StepRequest
 from orchestrator.prompts import Draw, PromptSource
 from orchestrator.recipes.base import Recipe
-from orchestrator.settings import optimizer_settings, recipe_options
+from orchestrator.settings import job_models, optimizer_settings, recipe_options
 from orchestrator.step import Step
 from orchestrator.store import Store
 
@@ -87,7 +87,7 @@ class Loop:
         """Step 0: the models that the job starts from, the first validation."""
         clock = asyncio.get_running_loop().time
         start_s = clock()
-        versions = await model_versions.import_models(self.store, self.job, self.recipe.models)
+        versions = await model_versions.import_models(self.store, self.job, job_models(self.recipe, self.settings))
         plan = self._plan(PromptSet([], []), 0)
         report = Report()
         if self.job.validation.every and self.job.validation.at_start:

@@ -33,7 +33,7 @@ from orchestrator.telemetry.tensorboard import TensorBoard
 from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
 
 VIEW_EVERY_S = 0.25
-BOOKS_EVERY_S = 2.0
+BOOKS_EVERY_S = 10.0
 """A killed execution loses at most so much of its spending from the books."""
 REWARD = "critic/score/mean"
 VALIDATION = "val-core/"
@@ -68,6 +68,10 @@ class Recorder:
     def books(self) -> Books:
         """The job's cost until now, as written to cost.json."""
         return self._ledger.update(self._platform.usage(), asyncio.get_running_loop().time())
+
+    def cost_usd(self) -> float:
+        """Of the job until now."""
+        return self._ledger.count(self._platform.usage(), asyncio.get_running_loop().time()).usd
 
     async def keep_samples(self, number: int, report: Report) -> None:
         """Writes samples/NNNNNN.jsonl: the first of the step's scored samples, in the order (group, index)."""

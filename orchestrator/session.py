@@ -29,7 +29,7 @@ from orchestrator.prompts import PromptSource
 from orchestrator.recipes import Recipe, find_recipe
 from orchestrator.recorder import Recorder
 from orchestrator.run_directory import RunDirectory
-from orchestrator.settings import recipe_options, train_settings
+from orchestrator.settings import job_models, recipe_options, train_settings
 from orchestrator.specs import function_limits, function_specs
 from orchestrator.store import Store
 from orchestrator.versions import check_models, export
@@ -51,8 +51,9 @@ def prepare(job: JobConfig) -> Prepared:
     recipe = find_recipe(job.recipe)
     settings = train_settings(job, recipe)
     recipe_options(job, recipe)
-    check_models(job, recipe.models)
-    specs = function_specs(job, recipe)
+    models = job_models(recipe, settings)
+    check_models(job, models)
+    specs = function_specs(job, models)
     job_planner(job, specs)
     return Prepared(job, recipe, settings, PromptSource.load(job), specs)
 
@@ -104,7 +105,7 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
         epoch=epoch,
         limits=function_limits(job, specs),
         settings=run.prepared.settings,
-        cost_usd=lambda: recorder.books().usd,
+        cost_usd=recorder.cost_usd,
         on_report=recorder.keep_samples,
         on_commit=lambda result: recorder.committed(result, fleet),
     )

@@ -30,7 +30,7 @@ def train_settings(job: JobConfig, recipe: Recipe) -> Json:
         if key in OWN:
             raise ConfigError(f"algorithm.{key}: is set by [train], [rollout] or [model], not here")
     settings = merged(recipe.settings, job.algorithm)
-    if settings.get("kl") is not None and not settings["kl"].get("coef"):
+    if not (settings.get("kl") or {}).get("coef"):
         settings["kl"] = None
     rank = job.model.lora_rank
     settings |= {
@@ -49,6 +49,12 @@ def train_settings(job: JobConfig, recipe: Recipe) -> Json:
     except FatalError as error:
         raise ConfigError(str(error).replace("params", "algorithm", 1)) from error
     return settings
+
+
+def job_models(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The recipe's models, and the reference where a KL penalty asks for it."""
+    needed = () if settings["kl"] is None or "reference" in recipe.models else ("reference",)
+    return (*recipe.models, *needed)
 
 
 def optimizer_settings(job: JobConfig, config: OptimConfig) -> Json:

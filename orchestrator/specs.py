@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.config import JobConfig
 from orchestrator.planner.base import FunctionLimits
 from orchestrator.platforms.base import FunctionSpec
-from orchestrator.recipes.base import Recipe
 from orchestrator.versions import CRITICS
 
 
-def function_specs(job: JobConfig, recipe: Recipe) -> list[FunctionSpec]:
+def function_specs(job: JobConfig, models: Sequence[str]) -> list[FunctionSpec]:
     """In the order in which a step first uses them."""
     model = {"dtype": job.model.dtype}
     engine = {"engine": job.rollout.engine, "slots": job.rollout.slots, "deterministic": job.deterministic}
     vllm = {"vllm": dict(job.rollout.vllm)} if job.rollout.vllm else {}
     specs = [_spec(job, "generate", "generate", model | engine | vllm), _spec(job, "reward", "reward", {})]
-    if "reference" in recipe.models:
+    if "reference" in models:
         specs.append(_spec(job, "reference", "reference", model))
-    critics = [critic for critic in CRITICS if critic in recipe.models]
+    critics = [critic for critic in CRITICS if critic in models]
     specs += [_spec(job, critic, "reference", model) for critic in critics]
     specs += [_spec(job, f"train-{critic}", "train", {}) for critic in critics]
     return [*specs, _spec(job, "train", "train", {})]

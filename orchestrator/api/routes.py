@@ -141,7 +141,7 @@ def job_routes(
     def cost(id: JobId) -> dict[str, Any]:
         books = read_books(jobs.directory(jobs.get(id).id) / "cost.json")
         if books is None:
-            return Books([], StepCost(0), 0).to_json() | {"open": None}
+            return Books([], StepCost(0), StepCost(0), 0).to_json() | {"open": None}
         return books.to_json()
 
     @router.get(

@@ -29,7 +29,7 @@ class Recipe:
     dataflow: Dataflow
     paper: str
     models: tuple[str, ...]
-    """The models it trains or asks: "actor" always, "reference", "critic", "cost-critic"."""
+    """The models it trains or asks: "actor", "critic", "cost-critic", "reference" (which any KL penalty adds)."""
     settings: Mapping[str, Any]
     """Params of the train function (functions/train/params.py) that make it this algorithm; [algorithm] goes over."""
     options: Mapping[str, Any]

@@ -6,7 +6,6 @@ from orchestrator.step import Step
 
 @recipe(
     paper="MiniMax 2025, arXiv 2506.13585, section 3.1",
-    models=("actor", "reference"),
     advantage="grpo", loss="cispo", aggregation="token-mean",
     kl={"where": "loss", "kind": "k3", "coef": 0.0},
 )  # fmt: skip

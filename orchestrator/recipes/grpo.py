@@ -6,7 +6,6 @@ from orchestrator.step import Step
 
 @recipe(
     paper="Shao et al. 2024, arXiv 2402.03300, section 4.1",
-    models=("actor", "reference"),
     advantage="grpo", loss="vanilla", aggregation="seq-mean-token-mean",
     kl={"where": "loss", "kind": "k3", "coef": 0.0},
 )  # fmt: skip
@@ -18,7 +17,6 @@ async def grpo(step: Step) -> None:
 
 @recipe(
     paper="Liu et al. 2025, arXiv 2503.20783, section 3",
-    models=("actor", "reference"),
     advantage="dr_grpo", loss="vanilla", aggregation="seq-mean-token-sum-norm",
     kl={"where": "loss", "kind": "k3", "coef": 0.0},
 )  # fmt: skip

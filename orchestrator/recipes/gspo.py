@@ -6,7 +6,6 @@ from orchestrator.step import Step
 
 @recipe(
     paper="Zheng et al. 2025, arXiv 2507.18071, section 4",
-    models=("actor", "reference"),
     advantage="grpo", loss="gspo", aggregation="seq-mean-token-mean",
     kl={"where": "loss", "kind": "k3", "coef": 0.0},
 )  # fmt: skip

@@ -6,7 +6,7 @@ from orchestrator.step import Step
 
 @recipe(
     paper="Schulman et al. 2017, arXiv 1707.06347; Ouyang et al. 2022, arXiv 2203.02155",
-    models=("actor", "critic", "reference"),
+    models=("actor", "critic"),
     advantage="gae", loss="vanilla", aggregation="token-mean",
     kl={"where": "reward", "kind": "k1", "coef": 0.0},
 )  # fmt: skip

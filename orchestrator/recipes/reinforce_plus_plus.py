@@ -6,7 +6,6 @@ from orchestrator.step import Step
 
 @recipe(
     paper="Hu 2025, arXiv 2501.03262",
-    models=("actor", "reference"),
     advantage="reinforce_plus_plus", loss="vanilla", aggregation="token-mean",
     kl={"where": "reward", "kind": "k1", "coef": 0.0},
 )  # fmt: skip
@@ -18,7 +17,6 @@ async def reinforce_plus_plus(step: Step) -> None:
 
 @recipe(
     paper="Hu 2025, arXiv 2501.03262, section 3.3",
-    models=("actor", "reference"),
     advantage="reinforce_plus_plus_baseline", loss="vanilla", aggregation="token-mean",
     kl={"where": "loss", "kind": "k2", "coef": 0.0},
 )  # fmt: skip

@@ -6,7 +6,6 @@ from orchestrator.step import Step
 
 @recipe(
     paper="Li et al. 2024, arXiv 2310.10505, section 4",
-    models=("actor", "reference"),
     advantage="remax", loss="vanilla", aggregation="token-mean",
     kl={"where": "reward", "kind": "k1", "coef": 0.0},
 )  # fmt: skip

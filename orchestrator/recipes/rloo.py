@@ -6,7 +6,6 @@ from orchestrator.step import Step
 
 @recipe(
     paper="Ahmadian et al. 2024, arXiv 2402.14740, section 2.3",
-    models=("actor", "reference"),
     advantage="rloo", loss="vanilla", aggregation="token-mean",
     kl={"where": "reward", "kind": "k1", "coef": 0.0},
 )  # fmt: skip

@@ -6,7 +6,7 @@ from orchestrator.step import Step
 
 @recipe(
     paper="Dai et al. 2023, arXiv 2310.12773, section 3.3",
-    models=("actor", "critic", "cost-critic", "reference"),
+    models=("actor", "critic", "cost-critic"),
     advantage="gae", loss="vanilla", aggregation="token-mean",
     kl={"where": "reward", "kind": "k1", "coef": 0.0},
     cost={"limit": 0.0, "lr": 0.1},
