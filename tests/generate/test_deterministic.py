@@ -64,12 +64,12 @@ def test_samples_do_not_depend_on_what_is_generated_with_them(
     assert found == {r.number: alone[r.number] for r in some}
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def enough(looks: Iterator[int], steps: int) -> bool:
     """Asked before each step: whether there were `steps` of them."""
     return next(looks) >= steps
 
 
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_samples_do_not_depend_on_cuts(
     engine: TorchEngine, requests: list[Request], alone: Bits, data: st.DataObject

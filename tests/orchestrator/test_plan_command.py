@@ -23,7 +23,7 @@ from orchestrator.store import Store
 from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
 from tests.support.tiny_job import make_job
 
-OVERRIDES = ["algorithm.kl.coef=0.1", 
+OVERRIDES = ["algorithm.kl.coef=0.1",
     "data.prompts_per_step=2", "functions.generate.usd_per_hour=3600.0", "functions.train.usd_per_hour=7200.0",
 ]  # fmt: skip
 STARTS = {"generate": 0.5, "reward": 0.25, "train": 0.25}
