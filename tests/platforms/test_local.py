@@ -35,6 +35,15 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
+OTHERS: set[int] = set()
+"""Servers of other tests' fixtures in this process."""
+
+
+def ours() -> list[int]:
+    """Processes that the test has started."""
+    return [pid for pid in descendants(os.getpid()) if pid not in OTHERS]
+
+
 def exists(pid: int) -> bool:
     """A process that has ended and waits to be reaped by whoever adopted it does not."""
     with suppress(FileNotFoundError, ProcessLookupError):
@@ -45,7 +54,7 @@ def exists(pid: int) -> bool:
 @asynccontextmanager
 async def local(root: Path, *specs: FunctionSpec, warm_parent: bool = True) -> AsyncIterator[LocalPlatform]:
     """A platform that leaves no process behind."""
-    others = set(descendants(os.getpid()))  # servers of other tests' fixtures
+    OTHERS.update(descendants(os.getpid()))
     platform = LocalPlatform(str(root / "exchange"), "job", log_dir=root / "logs", warm_parent=warm_parent)
     try:
         await platform.deploy(specs or [COUNT])
@@ -53,7 +62,7 @@ async def local(root: Path, *specs: FunctionSpec, warm_parent: bool = True) -> A
     finally:
         await platform.close()
         assert platform.replicas() == []
-        assert set(descendants(os.getpid())) <= others
+        assert ours() == []
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -109,7 +118,7 @@ def test_from_zero_to_an_answer_and_back_to_zero(tmp_path: Path, warm_parent: bo
             [usage] = platform.usage()
             assert usage.stopped_s is not None
             assert 0 < usage.busy_s <= usage.stopped_s - usage.started_s
-            assert len(descendants(os.getpid())) == int(warm_parent)
+            assert len(ours()) == int(warm_parent)
 
     run(test())
 
@@ -300,7 +309,7 @@ def test_a_warm_parent_that_dies_takes_its_replicas_along_and_is_started_again(t
         async with local(tmp_path) as platform:
             await platform.scale("count", 1)
             events = await answer(platform, Call("c0", "count", params={"n": 1}))
-            parent, pid = descendants(os.getpid())
+            parent, pid = ours()
             assert pid == events[-1].data["pid"]
             os.kill(parent, signal.SIGKILL)
             await until(lambda: not exists(pid))
