@@ -113,6 +113,8 @@ class Recorder:
         self._events.append("note", {"message": message})
 
     def _tell(self, record: Record) -> None:
+        if self._job.exchange.url is not None:  # else the journal itself lies there
+            write_atomically(self._path / record.key, record.encode())
         metrics = metrics_of(record)
         if validation := {name: value for name, value in metrics.items() if name.startswith(VALIDATION)}:
             self._events.tell("validation", record.step, {"metrics": validation})
