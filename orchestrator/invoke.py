@@ -18,11 +18,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import cast
 
-from functions.exchange.base import Exchange
 from functions.wire import Call, Event, Ref
 from orchestrator.errors import CallFailed
 from orchestrator.planner.base import CallObservation
 from orchestrator.platforms.base import CallLost, Platform
+from orchestrator.store import Store
 
 CUT_LIFETIME_S = 86400.0
 
@@ -180,9 +180,9 @@ class _Attempt:
         )
 
 
-async def ask_cut(exchange: Exchange, call: Call) -> None:
+async def ask_cut(store: Store, call: Call) -> None:
     """Asks the function that works on `call`, wherever it is, to hand over its unfinished samples and end."""
-    await asyncio.to_thread(exchange.put, call.cut_key, b"cut", lifetime_s=CUT_LIFETIME_S)
+    await store.put(call.cut_key, b"cut", lifetime_s=CUT_LIFETIME_S)
 
 
 def _closable(events: AsyncIterator[Event]) -> AsyncGenerator[Event, None]:

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from functions.wire import Call, Ref
 from orchestrator.dataflow import Finished, Samples
 from orchestrator.fleet import Stage
+from orchestrator.invoke import ask_cut
 from orchestrator.store import Store
-
-CUT_LIFETIME_S = 86400.0
 
 
 @dataclass
@@ -65,7 +64,7 @@ class Rollout:
         if not self._cut and 0 < self.unfinished <= self.cut_below and len(self._open) > self.migrate_to:
             self._cut = True
             for call in list(self._open):
-                await self.store.put(call.cut_key, b"cut", lifetime_s=CUT_LIFETIME_S)
+                await ask_cut(self.store, call)
 
 
 def deal(prompts: int, n: int, replicas: int) -> list[list[int]]:

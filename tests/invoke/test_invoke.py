@@ -21,6 +21,7 @@ from orchestrator.invoke import Invoker, Limits, RetryPolicy, ask_cut
 from orchestrator.planner.base import CallObservation
 from orchestrator.platforms.base import FunctionSpec, PlatformError
 from orchestrator.platforms.local import LocalPlatform
+from orchestrator.store import Store
 
 FUNCTIONS = Path(__file__).parents[1] / "server" / "functions_for_tests.py"
 QUICK = RetryPolicy(attempts=3, base_s=0.01)
@@ -119,7 +120,7 @@ def test_a_cut_hands_over_the_rest(tmp_path: Path) -> None:
             seen: list[Event] = []
             async for event in Invoker(platform).invoke("f", call):
                 if event.kind == "samples" and not seen:
-                    await ask_cut(exchange, call)
+                    await ask_cut(Store(exchange), call)
                 if event.kind not in ("started", "progress"):
                     seen.append(event)
             assert [e.kind for e in seen][-2:] == ["cut", "done"]
