@@ -27,6 +27,8 @@ SMALL_BYTES = INLINE_BYTES
 """Up to here Redis answers in one round trip of a tenth of a millisecond; S3 takes ten and more."""
 LOOK_IN_S3_S = 2.0
 """`wait` looks into S3 so often: only a writer whose Redis was lost in between announces nothing."""
+LOOKS = 5
+"""`get` looks so often for a value that Redis knows and S3 does not: one that a put has just made small."""
 
 Keys = list[str]
 
@@ -68,10 +70,17 @@ class TieredExchange:
         return ref
 
     def get(self, key: str | Ref, *, start: int = 0, length: int | None = None) -> bytes:
-        try:
-            return self.redis.get(key, start=start, length=length)
-        except NotFound:
-            return self.s3.get(key, start=start, length=length)
+        path = key.key if isinstance(key, Ref) else key
+        looks_left = LOOKS
+        while True:
+            with contextlib.suppress(NotFound):
+                return self.redis.get(key, start=start, length=length)
+            try:
+                return self.s3.get(key, start=start, length=length)
+            except NotFound:
+                looks_left -= 1
+                if looks_left == 0 or not self.redis.exists(path):
+                    raise
 
     def list(self, prefix: str) -> Keys:
         return sorted({*self.redis.list(prefix), *self.s3.list(prefix)})

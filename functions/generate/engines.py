@@ -1,4 +1,5 @@
-"""Which engine a generate replica runs. Engines are imported when they are chosen: vLLM takes seconds."""
+"""Which engine a generate replica runs. Engines are imported when they are chosen, vLLM (which takes seconds) not even
+to be asked where its answer would change nothing."""
 
 from __future__ import annotations
 
@@ -53,19 +54,19 @@ def choose(engine: str, model_dir: Path, options: EngineOptions) -> Choice:
         if reason is not None:
             raise FatalError(f"engine 'torch' cannot run {model_dir.name}: {reason}; engine = 'transformers' can")
         return Choice(engine, "asked for")
+    on_gpu = options.device.type == "cuda"
+    if engine == "auto" and reason is None and not on_gpu:
+        return Choice("torch", "the model is Llama-shaped and the device no GPU")  # without a look at vLLM: see above
     without_vllm = _without_vllm(model_dir, options)
     if engine == "vllm":
         if without_vllm is not None:
             other = "torch" if reason is None else "transformers"
             raise FatalError(f"engine 'vllm' cannot run {model_dir.name}: {without_vllm}; engine = {other!r} can")
         return Choice(engine, "asked for")
-    if without_vllm is None and options.device.type == "cuda":
-        return Choice("vllm", "vLLM is installed and the device is a GPU")
-    if reason is None:
-        on_gpu = f"; not vLLM: {without_vllm}" if options.device.type == "cuda" else ""
-        return Choice("torch", f"the model is Llama-shaped{on_gpu}")
     if without_vllm is None:
-        return Choice("vllm", f"not torch: {reason}")
+        return Choice("vllm", "vLLM is installed and the device is a GPU" if on_gpu else f"not torch: {reason}")
+    if reason is None:
+        return Choice("torch", f"the model is Llama-shaped; not vLLM: {without_vllm}")
     return Choice("transformers", f"not torch: {reason}; not vLLM: {without_vllm}")
 
 

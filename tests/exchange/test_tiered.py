@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -67,6 +68,44 @@ class TestTiered(Conformance):
         raw = RawTiers(fresh_redis, fresh_moto)
         yield Backend(url(fresh_moto.endpoint, fresh_redis), raw, stop)
         raw.close()
+
+
+def test_a_value_is_found_while_it_moves_between_redis_and_s3(
+    redis_server: RedisServer, moto_server: MotoServer, credentials: Credentials
+) -> None:
+    """Small and large in turn: a reader that saw the record of the large one may find S3 empty already."""
+    credentials(moto_server)
+    place = url(moto_server.endpoint, redis_server)
+    writing, reading = open_exchange(place, "moving"), open_exchange(place, "moving")
+    writing.put("k", b"1" * LARGE)
+    written = threading.Event()
+
+    def write() -> None:
+        for _ in range(60):
+            writing.put("k", b"1")
+            writing.put("k", b"1" * LARGE)
+        written.set()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        done = pool.submit(write)
+        reads = 0
+        while not written.is_set() and not done.done():
+            assert len(reading.get("k")) in (1, LARGE)
+            reads += 1
+        done.result()
+    assert reads > 10
+
+
+def test_a_value_that_s3_has_lost_is_not_found(
+    redis_server: RedisServer, moto_server: MotoServer, credentials: Credentials
+) -> None:
+    credentials(moto_server)
+    exchange = open_exchange(url(moto_server.endpoint, redis_server), "lost")
+    assert isinstance(exchange, TieredExchange)
+    exchange.put("k", b"1" * LARGE)
+    exchange.s3.delete("k")
+    with pytest.raises(NotFound, match="no such value in s3://bucket"):
+        exchange.get("k")
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -136,7 +138,7 @@ def test_published_adapters_are_swapped_over_the_base_that_is_held(
 def test_auto_says_what_it_took_and_why(make_model: Callable[..., Path], tmp_path: Path) -> None:
     model = make_model(71)
     choice = choose("auto", model, CPU)
-    assert (choice.name, choice.why) == ("torch", "the model is Llama-shaped")
+    assert (choice.name, choice.why) == ("torch", "the model is Llama-shaped and the device no GPU")
     edit_config(model, model_type="gpt_neox", architectures=["GPTNeoXForCausalLM"])
     choice = choose("auto", model, CPU)
     assert choice.name == "vllm"
@@ -145,6 +147,18 @@ def test_auto_says_what_it_took_and_why(make_model: Callable[..., Path], tmp_pat
     choice = choose("auto", model, CPU)
     assert choice.name == "transformers"
     assert choice.why.endswith("not vLLM: it does not know the model's architecture")
+
+
+def test_auto_does_not_import_vllm_where_it_would_not_be_taken(make_model: Callable[..., Path]) -> None:
+    """Each replica that starts chooses: seconds of import would be paid by every one of them."""
+    program = (
+        "import sys; from pathlib import Path; import torch\n"
+        "from functions.generate.engines import EngineOptions, choose\n"
+        "options = EngineOptions(torch.float32, torch.device('cpu'), slots=4, deterministic=False)\n"
+        "print(choose('auto', Path(sys.argv[1]), options).name, 'vllm' in sys.modules)"
+    )
+    asked = [sys.executable, "-c", program, str(make_model(73))]
+    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split() == ["torch", "False"]
 
 
 def test_vllm_that_cannot_do_what_was_asked_names_the_engine_that_can(make_model: Callable[..., Path]) -> None:
