@@ -62,7 +62,8 @@ def observation(asked: StepRequest, plan: StepPlan, rng: np.random.Generator) ->
             )
         )
     for name in FUNCTIONS[1:]:
-        calls.append(CallObservation(name, name, "work", False, 0.1, 3.0, 264 * 100, 20_000, 100))
+        counts = {"samples": 100.0, "tokens": 46_400.0}
+        calls.append(CallObservation(name, name, "work", False, 0.1, 3.0, 264 * 100, 20_000, 100, stats=counts))
     return StepObservation(asked.step, 40.0, 3.0, lengths, calls)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from orchestrator.data import Cursor
 from orchestrator.errors import RunError
-from orchestrator.history import finished_steps, prompts_of, teach
+from orchestrator.history import finished_steps, prompts_of
 from orchestrator.job_planner import adaptive_planner
 from orchestrator.pictures import Life
 from orchestrator.planner.adaptive import AdaptivePlanner
@@ -57,7 +57,8 @@ def forecast(prepared: Prepared, run: RunDirectory | None = None) -> Forecast:
     basis = f"the roofline of {job.planner.gpu}; responses half as long as allowed, cold starts as on record"
     if run is not None:
         steps = finished_steps(run, prepared.source)
-        teach(planner, steps, cap)
+        for step in steps:
+            planner.recall(step, cap)
         basis = f"{len(steps)} steps of {run.path}"
     if planner.learned.generate is None:
         raise RunError(NO_BASIS)

@@ -164,7 +164,8 @@ class _Attempt:
             self.samples += len(data["length"])
 
     def observation(self, done: Event) -> CallObservation:
-        stats = {k: float(v) for k, v in done.data.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        counts = {**done.data, **done.data.get("stats", {})}  # train keeps its counts beside its metrics
+        stats = {k: float(v) for k, v in counts.items() if isinstance(v, int | float) and not isinstance(v, bool)}
         return CallObservation(
             function=self.function,
             replica=self.replica,

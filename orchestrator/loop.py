@@ -116,13 +116,13 @@ class Loop:
             for start in starts:
                 start.cancel()
         versions = versions | step.trained
-        if self._validates(number):
-            await self._validate(number, versions, plan, report)
         lengths = {prompts.rows[g]["prompt_id"]: n for g, n in report.lengths.items() if g < len(prompts.rows)}
         step_cost_usd = self.cost_usd() - cost_usd
         report.observed |= self.planner.observe(
-            StepObservation(number, clock() - start_s, step_cost_usd, lengths, report.calls)
+            StepObservation(number, clock() - start_s, step_cost_usd, lengths, list(report.calls))
         )
+        if self._validates(number):  # no part of the step that was planned
+            await self._validate(number, versions, plan, report)
         await self._commit(versions, draw.cursor, report, plan, start_s)
 
     def _validates(self, number: int) -> bool:

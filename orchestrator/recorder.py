@@ -25,6 +25,7 @@ from orchestrator.journal import Record
 from orchestrator.ledger import Books, Ledger, total
 from orchestrator.live import Snapshot, View, time_left_s
 from orchestrator.loop import StepResult
+from orchestrator.planner.base import CallObservation
 from orchestrator.platforms.base import FunctionSpec, Platform
 from orchestrator.run_directory import write_atomically
 from orchestrator.store import Store
@@ -97,11 +98,12 @@ class Recorder:
         for sink in self._sinks:
             sink.write(step, metrics)
         name = f"step {step}"
-        spans = [TraceSpan(JOB, "step", name, result.start_s, result.stop_s)]
+        lengths = [result.report.lengths[group] for group in sorted(result.report.lengths)]
+        spans = [TraceSpan(JOB, "step", name, result.start_s, result.stop_s, {"lengths": lengths})]
         spans += [TraceSpan(JOB, span.name, name, span.start_s, span.stop_s) for span in result.report.spans]
         spans += [
             TraceSpan(
-                call.function, call.replica, call.operation, call.stop_s - call.work_s, call.stop_s, dict(call.stats)
+                call.function, call.replica, call.operation, call.stop_s - call.work_s, call.stop_s, call_args(call)
             )
             for call in result.report.calls
         ]
@@ -177,6 +179,14 @@ class Recorder:
             serverful_usd=total(books.serverful).usd,
             left_s=time_left_s(step, self._job.steps, curves.step_s),
         )
+
+
+def call_args(call: CallObservation) -> Json:
+    """A call in the trace: the function's own counts, the samples that came back, and its cold start if it had one."""
+    args: Json = dict(call.stats)
+    if call.samples:
+        args |= {"samples": call.samples, "prompt_tokens": call.prompt_tokens, "response_tokens": call.response_tokens}
+    return args | ({"start_s": call.start_s} if call.cold else {})
 
 
 @dataclass

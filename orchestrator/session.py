@@ -16,6 +16,7 @@ from orchestrator.config import JobConfig
 from orchestrator.errors import RunError, Stopped
 from orchestrator.events import EventLog, first_failure, open_events
 from orchestrator.fleet import Fleet
+from orchestrator.history import recorded_steps
 from orchestrator.invoke import Invoker, Limits, RetryPolicy
 from orchestrator.job_planner import job_planner
 from orchestrator.journal import Journal
@@ -94,6 +95,9 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
         note=recorder.note,
     )
     fleet = Fleet(platform, invoker)
+    planner = job_planner(job, specs)
+    for past in recorded_steps(job, path / "trace.json", journal.records, run.prepared.source):
+        planner.recall(past, job.rollout.max_response_length)
     loop = Loop(
         job=job,
         recipe=run.prepared.recipe,
@@ -101,7 +105,7 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
         store=store,
         journal=journal,
         fleet=fleet,
-        planner=job_planner(job, specs),
+        planner=planner,
         epoch=epoch,
         limits=function_limits(job, specs),
         settings=run.prepared.settings,

@@ -119,6 +119,7 @@ class ReferenceFunction:
         stats = {
             "packs": len(packs),
             "computed_tokens": computed,
+            "samples": len(batch),
             "tokens": int(lengths.sum()),
             "shared_prefix": shared,
         }

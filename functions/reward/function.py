@@ -7,7 +7,8 @@ params   score       rule:<name> | path/to/file.py:function | package.module:fun
          timeout_s   for one sample, default 60
          micro_batch_tokens   of the reward model, padding included, default 16384
 done     ref Columns: "score" and every other number that the scorer gave, of the samples that have a score
-         data {"failed": [{"group", "index", "message"}], "texts": Ref of JSON lines, "seconds": of the scorer}
+         data {"failed": [{"group", "index", "message"}], "texts": Ref of JSON lines, "samples", "tokens" (prompts'
+         included), "seconds": of the scorer}
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class RewardFunction:
         texts = b"".join(_text(batch, i, items[i], results[i]) for i in range(len(items)))
         ref = context.exchange.put(f"{call.prefix}scores", columns.encode())
         texts_ref = context.exchange.put(f"{call.prefix}texts.jsonl", texts)
-        yield Event("done", ref, {"failed": failed, "texts": texts_ref.to_json(), "seconds": round(seconds, 6)})
+        tokens = int(batch.prompts.lengths[batch.prompt].sum() + batch.responses.lengths.sum())
+        counts = {"samples": len(batch), "tokens": tokens, "seconds": round(seconds, 6)}
+        yield Event("done", ref, {"failed": failed, "texts": texts_ref.to_json(), **counts})
 
     def _scorer(self, params: ScoreParams, call: Call, context: Context) -> Scorer:
         score, timeout_s = params.score, params.timeout_s

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from orchestrator.planner.assignment import Filler, Workload, makespan_s, sweep
 from orchestrator.planner.assignment import shards as shards_of
-from orchestrator.planner.base import CurvePoint, FunctionLimits, StepObservation, StepPlan, StepRequest
+from orchestrator.planner.base import CurvePoint, FunctionLimits, PastStep, StepObservation, StepPlan, StepRequest
 from orchestrator.planner.keepalive import prewarm_at_s
 from orchestrator.planner.learned import LearnedCosts, Priors
 from orchestrator.planner.lengths import LengthModel, Prediction
@@ -53,22 +53,22 @@ class AdaptivePlanner:
         self._static = StaticPlanner(keep_warm=policy.keep == "all", generate=generate)
         self._warm: frozenset[str] = frozenset()
         self._last: StepPlan | None = None
-        self._prompt_tokens = 0.0
         self._prewarmed: frozenset[str] = frozenset()
 
     def plan(self, request: StepRequest) -> StepPlan:
         check(request, self.generate)
         self._last = self._plan(request)
-        self._prompt_tokens = float(request.samples_per_prompt * sum(len(p.tokens) for p in request.prompts))
         self._prewarmed = frozenset(self._last.prewarm_s) | (self._warm - self._last.keep)
         self._warm = self._last.keep | frozenset(self._last.prewarm_next_s)
         return self._last
 
     def observe(self, observation: StepObservation) -> dict[str, float]:
         metrics = self._static.observe(observation)
+        for name in self._prewarmed:  # partly over when they were called
+            metrics.pop(f"planner/start_s/{name}", None)
         metrics |= self.lengths.observe(observation.lengths)
         every = np.array([x for values in observation.lengths.values() for x in values], dtype=np.float64)
-        metrics |= self.learned.observe(observation.calls, every, self._prompt_tokens, self._prewarmed)
+        metrics |= self.learned.observe(observation.calls, every, observation.step_s, self._prewarmed)
         if self._last is not None and self._last.predicted_step_s is not None:
             predicted = {"step": (self._last.predicted_step_s, observation.step_s)}
             if self._last.predicted_cost_usd is not None and observation.cost_usd > 0:
@@ -77,6 +77,13 @@ class AdaptivePlanner:
                 metrics[f"planner/predicted/{name}"] = was
                 metrics[f"planner/error/{name}"] = abs(was - is_) / is_ if is_ else 0.0
         return metrics
+
+    def recall(self, past: PastStep, cap: int) -> None:
+        self._static.recall(past, cap)
+        self.lengths.predict(past.prompts, cap)
+        self.lengths.observe(past.by_prompt)
+        every = np.array([length for lengths in past.lengths for length in lengths], dtype=np.float64)
+        self.learned.observe(past.calls, every, past.step_s, past.prewarmed)
 
     def _plan(self, request: StepRequest) -> StepPlan:
         generate = self.learned.generate
@@ -222,6 +229,7 @@ class AdaptivePlanner:
                 for name, limits in request.functions.items()
             },
             limits=request.functions,
+            between_s=self.learned.between_s,
             warm=self._warm,
             name=self.generate,
             pool_gpus=self.pool_gpus,

@@ -118,7 +118,8 @@ class CallObservation:
     stop_s: float = 0.0
     """Event-loop time of its end."""
     stats: Mapping[str, float] = field(default_factory=dict)
-    """The function's own counts (for generate: EngineStats)."""
+    """The function's own counts: of generate EngineStats; of the others `samples` and `tokens` (prompts included), of
+    train `ranks` besides, the size of its gang."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,25 @@ class StepObservation:
     calls: Sequence[CallObservation]
 
 
+@dataclass(frozen=True)
+class PastStep:
+    """A step that was made before this planner was: by an execution that ended, or in another run."""
+
+    step: int
+    prompts: Sequence[Prompt]
+    lengths: Sequence[Sequence[int]]
+    """Response lengths of each prompt's samples. [P][n]"""
+    calls: Sequence[CallObservation]
+    prewarmed: frozenset[str]
+    """Functions that were started ahead: their calls tell nothing of a cold start."""
+    step_s: float
+
+    @property
+    def by_prompt(self) -> dict[int, Sequence[int]]:
+        """Response lengths by prompt_id."""
+        return {prompt.prompt_id: lengths for prompt, lengths in zip(self.prompts, self.lengths, strict=True)}
+
+
 class Planner(Protocol):
     def plan(self, request: StepRequest) -> StepPlan:
         """The plan of a step. Raises ValueError for a request that cannot be met, saying by how much."""
@@ -138,4 +158,8 @@ class Planner(Protocol):
 
     def observe(self, observation: StepObservation) -> dict[str, float]:
         """Learns from a finished step; returns `planner/*` metrics (prediction errors of the plan before it)."""
+        ...
+
+    def recall(self, past: PastStep, cap: int) -> None:
+        """Learns what it would have learned had it planned that step; `cap`: max_response_length."""
         ...

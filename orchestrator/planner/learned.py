@@ -16,6 +16,7 @@ Array = npt.NDArray[np.float64]
 
 STARTS_KEPT = 64
 _COUNTS = ("prefill_tokens", "prefill_s", "decode_tokens", "decode_steps", "decode_s")
+_WORK = ("samples", "tokens")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class LearnedCosts:
         self._decode = LinearFit(3, None if prior is None else [prior.step_s, prior.sequence_s, prior.kv_token_s])
         self._work = {f: LinearFit(3, [c.call_s, c.sample_s, c.token_s]) for f, c in self.priors.work.items()}
         self._starts: dict[str, deque[float]] = {}
+        self._between: deque[float] = deque(maxlen=STARTS_KEPT)
 
     @property
     def generate(self) -> GenerateCost | None:
@@ -61,19 +63,23 @@ class LearnedCosts:
         starts = self.starts_s(function)
         return float(np.median(starts)) if starts else 0.0
 
+    @property
+    def between_s(self) -> float:
+        """Of a typical step in which no call is open: drawing, planning, what lies between two stages."""
+        return float(np.median(self._between)) if self._between else 0.0
+
     def observe(
-        self, calls: Sequence[CallObservation], lengths: Array, prompt_tokens: float, prewarmed: Collection[str] = ()
+        self, calls: Sequence[CallObservation], lengths: Array, step_s: float, prewarmed: Collection[str] = ()
     ) -> dict[str, float]:
         """Learns from a step's calls; returns the relative error of what was believed before, by function.
 
-        `lengths` [S]: of the step's responses; `prompt_tokens`: of all its samples, added up. A generate call tells its
-        sum of lengths only; that of their squares, which the keys and values read depend on, is taken to be the
-        step's. Calls of the other functions tell no counts: they are one row a step, all samples through all calls. The
-        cold starts of `prewarmed` functions were partly over when they were called: they tell nothing.
+        `lengths` [S]: of the step's responses. A generate call tells its sum of lengths only; that of their squares,
+        which the keys and values read depend on, is taken to be the step's. A call that tells no counts says nothing.
+        The cold starts of `prewarmed` functions were partly over when they were called: they tell nothing.
         """
         total = float(lengths.sum())
         squared_per_token = float((lengths**2).sum()) / total if total else 0.0
-        counts = np.array([0.0, len(lengths), total + prompt_tokens])
+        self._between.append(max(0.0, step_s - open_s(calls)))
         metrics: dict[str, float] = {}
         by_function: dict[str, list[CallObservation]] = {}
         for call in calls:
@@ -85,7 +91,8 @@ class LearnedCosts:
                 made = [c for c in made if all(count in c.stats for count in _COUNTS)]
                 errors = self._observe_generate(made, squared_per_token) if made else np.zeros(0)
             else:
-                errors = self._observe_work(function, made, counts)
+                made = longest_ranks([c for c in made if all(count in c.stats for count in _WORK)])
+                errors = self._observe_work(function, made) if made else np.zeros(0)
             if len(errors):
                 metrics[f"planner/error/{function}"] = float(np.median(errors))
         return metrics
@@ -105,10 +112,31 @@ class LearnedCosts:
         self._overhead.observe(np.ones((len(calls), 1)), work - count["prefill_s"] - count["decode_s"])
         return errors
 
-    def _observe_work(self, function: str, calls: Sequence[CallObservation], counts: Array) -> Array:
-        x = (counts + np.array([len(calls), 0.0, 0.0]))[None, :]
-        y = np.array([sum(c.work_s for c in calls)])
+    def _observe_work(self, function: str, calls: Sequence[CallObservation]) -> Array:
+        x = np.array([[1.0, *(c.stats[count] for count in _WORK)] for c in calls])
+        y = np.array([c.work_s for c in calls])
         fit = self._work.setdefault(function, LinearFit(3))
         errors = np.zeros(0) if fit.theta is None else relative_errors(fit.predict(x), y)
         fit.observe(x, y)
         return errors
+
+
+def longest_ranks(calls: Sequence[CallObservation]) -> list[CallObservation]:
+    """Of each gang (`ranks` calls one after the other, each of which tells the counts of the whole) its slowest rank:
+    the gang takes as long as that one."""
+    found: list[CallObservation] = []
+    at = 0
+    while at < len(calls):
+        ranks = max(1, int(calls[at].stats.get("ranks", 1)))
+        found.append(max(calls[at : at + ranks], key=lambda call: call.work_s))
+        at += ranks
+    return found
+
+
+def open_s(calls: Sequence[CallObservation]) -> float:
+    """Seconds in which at least one call was open or waited for its replica."""
+    total, reached = 0.0, -np.inf
+    for begin, end in sorted((c.stop_s - c.work_s - c.start_s, c.stop_s) for c in calls):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return float(total)

@@ -37,6 +37,8 @@ class Costs:
     limits: Mapping[str, FunctionLimits]
     warm: frozenset[str]
     """Up when the step begins."""
+    between_s: float = 0.0
+    """Of a step in which no call is open."""
     name: str = "generate"
     pool_gpus: int | None = None
     """GPUs that all functions share; None: each function has its own."""
@@ -157,7 +159,7 @@ class Outliner:
         wait_s = max(
             (costs.start_s[name] for name in self.train_s if name not in prewarm | kept | costs.warm), default=0.0
         )
-        time_s = ready_s + wait_s + self.last_s
+        time_s = ready_s + wait_s + self.last_s + costs.between_s
         again_s = 0.0 if costs.name in kept | prewarm else costs.start_s[costs.name]
         for name in kept:
             paid[name] = replicas[name] * time_s

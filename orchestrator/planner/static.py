@@ -10,7 +10,7 @@ import heapq
 import statistics
 from collections.abc import Mapping, Sequence
 
-from orchestrator.planner.base import CallObservation, StepObservation, StepPlan, StepRequest
+from orchestrator.planner.base import CallObservation, PastStep, StepObservation, StepPlan, StepRequest
 
 
 def check(request: StepRequest, generate: str) -> None:
@@ -79,6 +79,9 @@ class StaticPlanner:
         self.last_length |= mean_lengths(observation.lengths)
         metrics = {"planner/step_s": observation.step_s, "planner/cost_usd": observation.cost_usd}
         return metrics | {f"planner/start_s/{name}": s for name, s in cold_starts(observation.calls).items()}
+
+    def recall(self, past: PastStep, cap: int) -> None:
+        self.last_length |= mean_lengths(past.by_prompt)
 
 
 def mean_lengths(lengths: Mapping[int, Sequence[int]]) -> dict[int, float]:

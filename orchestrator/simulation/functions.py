@@ -251,6 +251,8 @@ def _trained(call: Call, batches: list[SampleBatch], exchange: MemoryExchange) -
         exchange, after, tensors={"state": blob}, state={}, trainer={}, files={},
         parent=before if parent else None,
     )  # fmt: skip
-    tokens = float(sum(int(b.responses.lengths.sum()) for b in batches))
-    metrics: Mapping[str, float] = {f"{model}/tokens": tokens}
-    return Event("done", data={"version": after.to_json(), "metrics": dict(metrics), "stats": {}})
+    responses = sum(int(b.responses.lengths.sum()) for b in batches)
+    prompts = sum(int(b.prompts.lengths[b.prompt].sum()) for b in batches)
+    metrics: Mapping[str, float] = {f"{model}/tokens": float(responses)}
+    stats = {"samples": sum(len(b) for b in batches), "tokens": prompts + responses}
+    return Event("done", data={"version": after.to_json(), "metrics": dict(metrics), "stats": stats})

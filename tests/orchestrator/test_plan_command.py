@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -27,7 +26,11 @@ OVERRIDES = ["algorithm.kl.coef=0.1",
     "data.prompts_per_step=2", "functions.generate.usd_per_hour=3600.0", "functions.train.usd_per_hour=7200.0",
 ]  # fmt: skip
 STARTS = {"generate": 0.5, "reward": 0.25, "train": 0.25}
-COUNTS = {"prefill_tokens": 4.0, "prefill_s": 0.2, "decode_tokens": 32.0, "decode_steps": 8.0, "decode_s": 0.7}
+WORK = {"samples": 8, "tokens": 96}
+COUNTS = {
+    "prefill_tokens": 4.0, "prefill_s": 0.2, "decode_tokens": 32.0, "decode_steps": 8.0, "decode_s": 0.7,
+    "samples": 4.0, "prompt_tokens": 16.0,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,6 @@ def run(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = load_job(file, OVERRIDES)
     directory, source = RunDirectory.create(path, job), PromptSource.load(job)
     trace = Trace(path / "trace.json", now_s=0.0, unix_s=0.0)
-    (path / "samples").mkdir()
 
     async def write() -> None:
         journal = await Journal.open(Store(directory.open_exchange(job)))
@@ -56,13 +58,15 @@ def run(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 metrics = {f"planner/start_s/{name}": seconds for name, seconds in STARTS.items()}
                 metrics |= {"perf/total_num_tokens": 96.0, "response_length/mean": 8.0, "prompt_length/mean": 4.0}
                 at = 10.0 * step
-                spans = [TraceSpan(JOB, "step", f"step {step}", at, at + 5)]
-                spans += [TraceSpan("generate", f"generate-{k}", "generate", at + 1, at + 2, COUNTS) for k in range(2)]
-                spans += [TraceSpan("reward", "reward-0", "score", at + 2, at + 2.5)]
-                spans += [TraceSpan("train", "train-0", "train", at + 2.5, at + 4.5)]
+                spans = [TraceSpan(JOB, "step", f"step {step}", at, at + 5, {"lengths": [[8] * 4] * 2})]
+                for name, operation, begin, end, counts in (
+                    ("generate-0", "generate", 1.0, 2.0, COUNTS), ("generate-1", "generate", 1.0, 2.0, COUNTS),
+                    ("reward-0", "score", 2.0, 2.5, WORK), ("train-0", "train", 2.5, 4.5, WORK),
+                ):  # fmt: skip
+                    function = name.partition("-")[0]
+                    start = {} if name == "generate-1" else {"start_s": STARTS[function]}
+                    spans.append(TraceSpan(function, name, operation, at + begin, at + end, {**counts, **start}))
                 trace.write(spans, [], at + 5)
-                lines = [json.dumps({"group": g, "index": i, "tokens": 8}) + "\n" for g in range(2) for i in range(4)]
-                (path / "samples" / f"{step:06d}.jsonl").write_text("".join(lines))
             history = {"data": source.digest, "cursor": cursor.to_json(), "metrics": {}}
             await journal.commit(history=history, pointers={"versions": {}}, observed={"metrics": metrics})
 
@@ -82,9 +86,8 @@ def test_a_runs_steps_are_read_back_with_their_prompts_lengths_and_calls(file: P
     assert len(steps) == 2
     ids = [p.prompt_id for step in steps for p in step.prompts]
     assert len(set(ids)) == 4  # two steps of one epoch
-    assert [set(step.kept) for step in steps] == [set(ids[:2]), set(ids[2:])]
-    assert steps[0].lengths.tolist() == [8.0] * 8
-    assert steps[0].prompt_tokens == 32.0
+    assert [list(step.by_prompt) for step in steps] == [ids[:2], ids[2:]]
+    assert steps[0].lengths == [[8] * 4] * 2
     calls = [(c.function, c.cold, c.start_s, round(c.work_s, 6)) for c in steps[1].calls]
     assert calls == [
         ("generate", True, 0.5, 1.0), ("generate", False, 0.0, 1.0), ("reward", True, 0.25, 0.5),
@@ -94,6 +97,7 @@ def test_a_runs_steps_are_read_back_with_their_prompts_lengths_and_calls(file: P
 
 def test_a_step_and_the_job_take_and_cost_what_their_parts_do(found: Forecast) -> None:
     step_s = 0.5 + 1.0 + 0.25 + 0.5 + 0.25 + 2.0  # each function starts when it is needed, and then goes
+    step_s += 1.0  # in which no call was open
     step_usd = 2 * (0.5 + 1.0) * 1.0 + (0.25 + 2.0) * 2.0
     assert found.first.predicted_step_s == pytest.approx(step_s, rel=0.01)
     assert found.steady.predicted_step_s == pytest.approx(step_s, rel=0.01)
@@ -124,7 +128,7 @@ def test_plan_prints_and_draws(file: Path, run: Path, tmp_path: Path, capsys: py
     assert main(["plan", str(file), *OVERRIDES, "--run", str(run), "--picture", str(picture)]) == 0
     text = capsys.readouterr().out
     assert "$7.5" in text
-    assert "0:18, $3" in text
+    assert "0:22, $3" in text
     assert [line.split()[0] for line in text.splitlines() if "<- chosen" in line] == ["2"]
     bars = [e for e in ElementTree.parse(picture).iter() if e.get("class") == "life"]
     assert len(bars) == 4

@@ -23,7 +23,7 @@ def request(kv_tokens: int | None = None) -> StepRequest:
 
 
 def seen(plan: StepPlan) -> StepObservation:
-    """Prompts 0..2 are long; a decode step takes 10 ms and 0.1 ms a sequence."""
+    """Prompts 0..2 are long; a decode step takes 10 ms and 0.1 ms a sequence. 0.2 s of the step no call is open."""
     lengths = {i: [400 if i < 3 else 20] * 4 for i in range(12)}
     calls = []
     for shard in plan.shards:
@@ -34,11 +34,16 @@ def seen(plan: StepPlan) -> StepObservation:
         }  # fmt: skip
         work_s = 0.01 + stats["decode_s"]
         calls.append(
-            CallObservation("generate", "g", "generate", False, 0.0, work_s, 400, sum(each), len(each), stats=stats)
+            CallObservation(
+                "generate", "g", "generate", False, 0.0, work_s, 400, sum(each), len(each), work_s, stats=stats
+            )
         )
+    end_s = max(call.stop_s for call in calls)
+    counts = {"samples": 48.0, "tokens": 48 * 25.5 + sum(map(sum, lengths.values()))}
     for name in ("reward", "train"):
-        calls.append(CallObservation(name, name, "work", False, 0.0, 0.5, 0, 0, 0))
-    return StepObservation(1, 6.0, 0.1, lengths, calls)
+        end_s += 0.6
+        calls.append(CallObservation(name, name, "work", False, 0.0, 0.5, 0, 0, 0, end_s, counts))
+    return StepObservation(1, end_s, 0.1, lengths, calls)
 
 
 def test_without_history_or_prior_the_plan_is_the_static_one() -> None:
@@ -52,7 +57,8 @@ def test_what_was_observed_groups_the_long_prompts_and_predicts_the_step() -> No
     plan = planner.plan(request())
     assert sorted(s for shard in plan.shards for s in shard) == list(range(48))
     assert plan.predicted_step_s is not None
-    assert plan.predicted_step_s == pytest.approx(4.01 + 0.5, rel=0.5)
+    longest_s = 0.01 + 4.0 + 1e-4 * sum(len(plan.shards[0]) * [400])
+    assert plan.predicted_step_s == pytest.approx(longest_s + 0.5 + 0.5 + 0.2, rel=0.1)
     assert {int(p.replicas) for p in plan.curve} >= {1}
     first = next(shard for shard in plan.shards if 0 in shard)
     assert {0, 4, 8} <= {s - s % 4 for s in first}  # the three long prompts stand together

@@ -1,0 +1,69 @@
+"""What calls teach: rows by what each was given, a gang by its slowest rank, the time in which no call is open."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from orchestrator.planner.base import CallObservation
+from orchestrator.planner.learned import LearnedCosts, longest_ranks, open_s
+from orchestrator.planner.static import StaticPlanner
+from tests.planner.test_adaptive import request
+
+NOTHING = np.zeros(0)
+
+
+def work(
+    function: str, stop_s: float, work_s: float, samples: float, tokens: float, *, ranks: int = 1, start_s: float = 0.0
+) -> CallObservation:
+    stats = {"samples": samples, "tokens": tokens, "ranks": float(ranks)}
+    return CallObservation(function, function, "work", start_s > 0, start_s, work_s, 0, 0, 0, stop_s, stats)
+
+
+def test_calls_of_different_sizes_tell_the_parts_of_their_time() -> None:
+    learned, rng = LearnedCosts(), np.random.default_rng(0)
+    for step in range(12):
+        sizes = [(int(s), int(s * m)) for s, m in zip(rng.integers(1, 60, 5), rng.integers(80, 900, 5), strict=True)]
+        calls = [work("reference", 100.0 * step + i, 0.2 + 3e-4 * t, s, t) for i, (s, t) in enumerate(sizes)]
+        learned.observe(calls, NOTHING, 100.0)
+    cost = learned.work("reference")
+    assert cost is not None
+    assert cost.work_s(40, 30_000) == pytest.approx(9.2, rel=0.01)
+    assert cost.work_s(1, 100) == pytest.approx(0.23, rel=0.03)
+
+
+def test_a_gang_takes_as_long_as_its_slowest_rank() -> None:
+    gangs = [work("train", 10.0, s, 64, 5000, ranks=2) for s in (2.0, 3.0, 1.5, 1.0)]
+    alone = work("train", 12.0, 4.0, 64, 5000)
+    assert [c.work_s for c in longest_ranks([*gangs, alone])] == [3.0, 1.5, 4.0]
+    learned = LearnedCosts()
+    learned.observe(gangs[:2], NOTHING, 10.0)
+    cost = learned.work("train")
+    assert cost is not None
+    assert cost.work_s(64, 5000) == pytest.approx(3.0, rel=1e-3)
+
+
+def test_calls_without_counts_teach_nothing() -> None:
+    learned = LearnedCosts()
+    bare = CallObservation("reward", "r", "score", False, 0.0, 1.0, 0, 0, 0, 1.0)
+    assert learned.observe([bare], NOTHING, 1.0) == {}
+    assert learned.work("reward") is None
+
+
+def test_time_between_calls_is_what_no_call_covers() -> None:
+    # [0, 4] and [1, 6] overlap; then nothing until a cold start at 7 whose work ends at 9.
+    calls = [work("a", 4.0, 4.0, 1, 1), work("a", 6.0, 5.0, 1, 1), work("b", 9.0, 1.0, 1, 1, start_s=1.0)]
+    assert open_s(calls) == 8.0
+    assert open_s([]) == 0.0
+    learned = LearnedCosts()
+    for step_s in (9.5, 9.7, 30.0):
+        learned.observe(calls, NOTHING, step_s)
+    assert learned.between_s == pytest.approx(1.7)
+
+
+def test_a_static_planner_recalls_lengths() -> None:
+    from orchestrator.planner.base import PastStep
+
+    planner, asked = StaticPlanner(), request()
+    planner.recall(PastStep(1, asked.prompts, [[10 * (i + 1)] * 4 for i in range(12)], [], frozenset(), 1.0), 512)
+    assert planner.plan(asked).predicted_lengths[-1] == 120.0
