@@ -289,10 +289,12 @@ class BadS3:
 
 
 class LosesAnswers:
-    """A TCP relay to `port` that, once `armed`, cuts the connection instead of passing on the next answer."""
+    """A TCP relay to `port` that, while `armed`, cuts connections instead of passing on an answer: the next one, or
+    (`always`) every one until it is disarmed, which to its clients is a server that is away."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, always: bool = False) -> None:
         self.upstream = port
+        self.always = always
         self.armed = threading.Event()
         self.listener = socket.create_server((LOOPBACK, 0))
         self.port = self.listener.getsockname()[1]
@@ -312,7 +314,8 @@ class LosesAnswers:
         with contextlib.suppress(OSError):
             while piece := source.recv(1 << 16):
                 if answers and self.armed.is_set() and not piece.startswith(b"HTTP/1.1 100"):
-                    self.armed.clear()
+                    if not self.always:
+                        self.armed.clear()
                     break
                 sink.sendall(piece)
         for end in (source, sink):

@@ -1,0 +1,119 @@
+"""Whole jobs that lose their storage in mid-step: one clear line and an exit code that is not 0; then `resume` ends
+with the history, metrics and weights of an undisturbed run."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.exchange.servers import LosesAnswers, MotoServer, RedisServer
+from tests.support.tiny_job import ENV, Background, Job, arguments, assert_same, command
+
+pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    (tmp_path / "redis").mkdir()
+    server = RedisServer(tmp_path / "redis")
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LosesAnswers]:
+    """An S3 server behind what takes it away and gives it back."""
+    (tmp_path / "s3").mkdir()
+    server = MotoServer(tmp_path / "s3")
+    for name, value in server.environment.items():
+        monkeypatch.setitem(ENV, name, value)
+    try:
+        server.start().make_bucket("bucket")
+        relay = LosesAnswers(server.port, always=True)
+        yield relay
+        relay.stop()
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def exchange(s3: LosesAnswers, redis: RedisServer) -> str:
+    return f"tiered+s3://bucket/jobs?endpoint=http://127.0.0.1:{s3.port}&redis={redis.url}"
+
+
+def run_until_step_2(job: Job, run: Path, exchange: str) -> Background:
+    running = Background("run", job.file, "--run-dir", run, f"exchange.url={exchange}", "limits.store_s=1")
+    running.wait_for(lambda: len(list((run / "journal").glob("*.json"))) >= 2)
+    return running
+
+
+def last_line(running: Background) -> str:
+    output, _ = running.process.communicate(timeout=120)
+    assert running.process.returncode not in (0, -9), output
+    assert "Traceback" not in output
+    return output.strip().splitlines()[-1]
+
+
+def test_s3_away_in_mid_step(job: Job, undisturbed: Path, tmp_path: Path, s3: LosesAnswers, exchange: str) -> None:
+    run = tmp_path / "run"
+    running = run_until_step_2(job, run, exchange)
+    s3.armed.set()
+    line = last_line(running)
+    assert f"127.0.0.1:{s3.port}" in line
+    assert "resume" in line
+    s3.armed.clear()
+    resumed = command("resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same(run, undisturbed)
+
+
+def test_redis_lost_in_mid_step(job: Job, undisturbed: Path, tmp_path: Path, redis: RedisServer, exchange: str) -> None:
+    """It comes back with nothing in it."""
+    run = tmp_path / "run"
+    running = run_until_step_2(job, run, exchange)
+    redis.stop()
+    line = last_line(running)
+    assert "Redis" in line
+    assert "resume" in line
+    redis.start()
+    resumed = command("resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same(run, undisturbed)
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode != 0,
+    reason="a full disk needs a mount of its own, and this machine allows no user namespaces (unshare -rm)",
+)
+def test_a_full_disk(job: Job, undisturbed: Path, tmp_path: Path) -> None:
+    """The run directory lies on a file system that is filled up in mid-step; then there is room again."""
+    disk, kept = tmp_path / "disk", tmp_path / "kept"
+    disk.mkdir()
+    run = disk / "run"
+    started = shlex.join(arguments("run", job.file, "--run-dir", run, "limits.store_s=1"))
+    resumed = shlex.join(arguments("resume", run))
+    script = f"""
+        mount -t tmpfs -o size=64m none {disk} || exit 90
+        {started} >{tmp_path}/out 2>{tmp_path}/err &
+        until ls {run}/journal/*2.json >{tmp_path}/found 2>&1; do kill -0 $! || exit 91; sleep 0.01; done
+        cat /dev/zero >{disk}/ballast
+        wait $!; echo $? >{tmp_path}/code
+        rm {disk}/ballast
+        {resumed} || exit 92
+        cp -r {run} {kept}
+    """
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script], env=ENV, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "code").read_text().strip() not in ("0", "137")
+    error = (tmp_path / "err").read_text()
+    assert "Traceback" not in error
+    assert "No space left on device" in error.splitlines()[-1]
+    assert_same(kept, undisturbed)
