@@ -15,10 +15,9 @@ two results. A cut is recorded with the `done` that follows it: there is no stat
 
 from __future__ import annotations
 
+import logging
 import secrets
-import sys
 import threading
-import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -26,12 +25,15 @@ from typing import Any, Literal
 from functions import userfile
 from functions.exchange.base import Buffer, Exchange, NotFound, Unavailable
 from functions.function import Cancelled, Context, FatalError, Function, ReplicaBroken, RetryableError
+from functions.meter import Meter
 from functions.wire import Call, Event, Ref, WireError
 
 VALUES_LIFETIME_S = 2 * 86400.0
 LOG_LIFETIME_S = 86400.0
 """Shorter than that of the values, so that no entry outlives what it names."""
 WATCH_S = 1.0
+
+log = logging.getLogger(__name__)
 
 Outcome = Literal["done", "replayed", "cancelled", "retryable", "fatal", "broken"]
 
@@ -80,27 +82,34 @@ class OwnFolder:
     exchange: Exchange
     shared: str
     own: str
+    meter: Meter
 
     @property
     def durable(self) -> Exchange:
-        return OwnFolder(self.exchange.durable, self.shared, self.own)
+        return OwnFolder(self.exchange.durable, self.shared, self.own, self.meter)
 
     def _at(self, key: str) -> str:
         return self.own + key.removeprefix(self.shared) if key.startswith(self.shared) else key
 
     def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
-        return self.exchange.put(self._at(key), data, lifetime_s=self._lifetime(key, lifetime_s))
+        ref = self.exchange.put(self._at(key), data, lifetime_s=self._lifetime(key, lifetime_s))
+        self.meter.moved(bytes_out=ref.size_bytes)
+        return ref
 
     def put_if_absent(
         self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None
     ) -> Ref | None:
-        return self.exchange.put_if_absent(self._at(key), data, lifetime_s=self._lifetime(key, lifetime_s))
+        ref = self.exchange.put_if_absent(self._at(key), data, lifetime_s=self._lifetime(key, lifetime_s))
+        self.meter.moved(bytes_out=0 if ref is None else ref.size_bytes)
+        return ref
 
     def _lifetime(self, key: str, lifetime_s: float | None) -> float | None:
         return VALUES_LIFETIME_S if lifetime_s is None and key.startswith(self.shared) else lifetime_s
 
     def get(self, key: str | Ref, *, start: int = 0, length: int | None = None) -> bytes:
-        return self.exchange.get(key if isinstance(key, Ref) else self._at(key), start=start, length=length)
+        data = self.exchange.get(key if isinstance(key, Ref) else self._at(key), start=start, length=length)
+        self.meter.moved(bytes_in=len(data))
+        return data
 
     def list(self, prefix: str) -> list[str]:
         return self.exchange.list(self._at(prefix))
@@ -123,9 +132,16 @@ class Attempt:
     cancelled: threading.Event = field(default_factory=threading.Event)
     progress: dict[str, Any] = field(default_factory=dict)
     """Data for the next heartbeat."""
+    made: list[Event] = field(default_factory=list)
+    """The events that this attempt has added to the record."""
+    meter: Meter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.meter = Meter(self.call.operation, self.call.trace)
 
     def run(self, function: Callable[[], Function], exchange: Callable[[], Exchange], scratch: str) -> Outcome:
         """Sends the events of the call. Failures are sent as an `error` event, never raised."""
+        self.meter.begun("start")  # until this thread was free, and had loaded the function
         try:
             return self._run(function, exchange(), scratch)
         except Cancelled:
@@ -136,42 +152,51 @@ class Attempt:
             self._error("retryable", " ".join(str(error).split()))
             return "broken" if isinstance(error, ReplicaBroken) else "retryable"
         except Exception as error:
-            traceback.print_exc(file=sys.stderr)
+            log.exception("%s", userfile.describe(error))
             return self._error("retryable", userfile.describe(error))
 
     def _error(self, kind: Literal["retryable", "fatal"], message: str) -> Outcome:
+        self._tell()
         self.send(Event("error", data={"kind": kind, "message": message}).to_line())
         return kind
 
+    def _tell(self) -> None:
+        """Where the time went, before the last line."""
+        self.send(Event("progress", data=self.meter.to_json()).to_line())
+
     def _run(self, function: Callable[[], Function], exchange: Exchange, scratch: str) -> Outcome:
-        log = CallLog(exchange, self.call)
+        record = CallLog(exchange, self.call)
         prior: list[Event] = []
         stop = threading.Event()
         threading.Thread(target=self._watch, args=(exchange, stop), name="cut", daemon=True).start()
         try:
             while True:
-                for event in log.read():
+                for event in record.read():
                     self.send(event.to_line())
                     if event.kind == "done":
                         return "replayed"
                     prior.append(event)
-                own = OwnFolder(exchange, self.call.prefix, f"{self.call.prefix}{secrets.token_hex(4)}/")
-                context = Context(own, scratch, iter(prior), self.cut, self.cancelled, self.progress.update)
+                folder = f"{self.call.prefix}{secrets.token_hex(4)}/"
+                own = OwnFolder(exchange, self.call.prefix, folder, self.meter)
+                context = Context(own, scratch, iter(prior), self.cut, self.cancelled, self.progress.update, self.meter)
                 try:
-                    self._once(function(), log, context, prior)
+                    self._once(function(), record, context, prior)
                     return "done"
                 except EntryTaken:
-                    print(f"call {self.call.id}: another attempt is ahead, taking up from there", file=sys.stderr)
+                    log.warning("another attempt is ahead, taking up from there")
         finally:
             stop.set()
 
-    def _once(self, function: Function, log: CallLog, context: Context, prior: list[Event]) -> None:
+    def _once(self, function: Function, record: CallLog, context: Context, prior: list[Event]) -> None:
         """Runs the function, recording and sending its events; those recorded are added to `prior`."""
         events = function.call(self.call, context)
         try:
             for event, lines in _entries(events):
                 context.check()
-                log.record(lines)
+                record.record(lines)
+                self.made.append(event)
+                if event.kind == "done":
+                    self._tell()
                 for line in lines:
                     self.send(line)
                 if event.kind == "done":

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from functions.exchange.base import Exchange
+from functions.meter import Meter
 from functions.wire import Call, Event
 
 
@@ -58,9 +60,15 @@ class Context:
     cancelled: threading.Event = field(default_factory=threading.Event)
     progress: Callable[[Mapping[str, Any]], None] = lambda _data: None
     """Sets the data that the next heartbeats carry."""
+    meter: Meter = field(default_factory=Meter)
+    """What the call spends its time on; it carries the trace that the call is part of."""
 
     def cut_requested(self) -> bool:
         return self.cut.is_set()
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """`with context.phase("load"): ...` is a span of the call in the trace: read, fetch, load, forward, publish."""
+        return self.meter.phase(name)
 
     def check(self) -> None:
         """Raises Cancelled when the call should end."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import logging
 import math
 import os
 import queue
@@ -34,7 +35,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -48,8 +48,13 @@ from functions.attempt import Attempt, Outcome
 from functions.exchange.base import Exchange, check_key
 from functions.exchange.open import open_exchange
 from functions.function import Function
+from functions.logs import About, catch_printed, finish_printed, log_lines
+from functions.prometheus import CONTENT_TYPE
+from functions.server_metrics import ReplicaMetrics
 from functions.settings import Settings
 from functions.wire import Call, Event
+
+log = logging.getLogger(__name__)
 
 STUCK_S = 60.0
 """How long a cancelled call may go on before the process, of no use any more, ends itself."""
@@ -69,6 +74,8 @@ class Open:
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     """The request is closed, by whichever side."""
     since_s: float = field(default_factory=time.monotonic)
+    late: bool = False
+    """It went beyond its deadline."""
 
     @property
     def over(self) -> bool:
@@ -107,8 +114,7 @@ class Server:
         self.draining = False
         self.epoch = 0
         self.accepted = 0
-        self.outcomes: Counter[Outcome] = Counter()
-        self.call_s = 0.0
+        self.told = ReplicaMetrics(settings)
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- calls -----------------------------------------------------------------------------------------------------
@@ -150,7 +156,7 @@ class Server:
         while True:
             now_s = time.monotonic()
             if now_s >= deadline_s:
-                limit_s = attempt.call.deadline_s
+                limit_s, opened.late = attempt.call.deadline_s, True
                 message = f"call {attempt.call.id} went beyond its deadline of {limit_s:g} s"
                 yield Event("error", data={"kind": "retryable", "message": message, "deadline_s": limit_s}).to_line()
                 return
@@ -177,13 +183,13 @@ class Server:
 
     async def _await_end(self, opened: Open) -> None:
         if not await _within(STUCK_S, opened.ended):
-            print(f"call {opened.attempt.call.id} goes on {STUCK_S:g} s after it was cancelled: exit", file=sys.stderr)
+            log.error("call %s goes on %g s after it was cancelled: exit", opened.attempt.call.id, STUCK_S)
             os._exit(STUCK_EXIT)
 
     def ended(self, opened: Open, outcome: Outcome) -> None:
         """The main thread is done with an attempt (called in the HTTP thread)."""
-        self.outcomes[outcome] += 1
-        self.call_s += time.monotonic() - opened.since_s
+        late = outcome == "cancelled" and opened.late
+        self.told.ended(opened.attempt, "deadline" if late else outcome, time.monotonic() - opened.since_s)
         opened.ended.set()
         opened.lines.put_nowait(None)
         if outcome == "broken":
@@ -214,34 +220,7 @@ class Server:
             self.open.attempt.cut.set()
 
     def metrics(self) -> str:
-        label = f'{{function="{self.settings.kind}",replica="{self.settings.name}"}}'
-        with open("/proc/self/statm") as statm:
-            rss_bytes = int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-        state = "draining" if self.draining else "idle" if self.open is None else "busy"
-        lines = [
-            "# HELP rlhf_function_calls_total Attempts at calls that have ended, by outcome.",
-            "# TYPE rlhf_function_calls_total counter",
-            *(
-                f'rlhf_function_calls_total{label[:-1]},outcome="{outcome}"}} {count}'
-                for outcome, count in sorted(self.outcomes.items())
-            ),
-            "# HELP rlhf_function_call_seconds_total Seconds in attempts at calls.",
-            "# TYPE rlhf_function_call_seconds_total counter",
-            f"rlhf_function_call_seconds_total{label} {self.call_s:.6f}",
-            "# HELP rlhf_function_state 1 for the state that the replica is in.",
-            "# TYPE rlhf_function_state gauge",
-            *(f'rlhf_function_state{label[:-1]},state="{s}"}} {int(s == state)}' for s in ("idle", "busy", "draining")),
-            "# HELP rlhf_function_up_seconds Seconds since the replica started.",
-            "# TYPE rlhf_function_up_seconds gauge",
-            f"rlhf_function_up_seconds{label} {time.monotonic() - self.started_s:.3f}",
-            "# HELP process_resident_memory_bytes Resident memory.",
-            "# TYPE process_resident_memory_bytes gauge",
-            f"process_resident_memory_bytes {rss_bytes}",
-            "# HELP process_cpu_seconds_total User and system time.",
-            "# TYPE process_cpu_seconds_total counter",
-            f"process_cpu_seconds_total {time.process_time():.3f}",
-        ]
-        return "\n".join(lines) + "\n"
+        return self.told.text("draining" if self.draining else "idle" if self.open is None else "busy")
 
     def app(self) -> FastAPI:
         app = FastAPI(title="rlhf-orchestrate function", docs_url=None, redoc_url=None, openapi_url=None)
@@ -253,7 +232,7 @@ class Server:
             return problem(503, "draining", "takes no new calls") if self.draining else PlainTextResponse("ok\n")
 
         async def metrics() -> Response:
-            return PlainTextResponse(self.metrics(), media_type="text/plain; version=0.0.4")
+            return PlainTextResponse(self.metrics(), media_type=CONTENT_TYPE)
 
         app.add_api_route("/v1/call", self.call, methods=["POST"], response_model=None)
         app.add_api_route("/healthz/live", live, methods=["GET"], response_model=None)
@@ -285,6 +264,9 @@ def _post(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[bytes | None], l
 
 def serve(settings: Settings, listener: socket.socket) -> None:
     """Runs a replica on `listener` (bound and listening) until it has drained. Main thread only."""
+    about = About({"job": settings.job, "function": settings.function or settings.kind, "replica": settings.name})
+    log_lines(about)
+    catch_printed()
     attempts: queue.SimpleQueue[Open | None] = queue.SimpleQueue()
     server = Server(settings, attempts.put)
     shell = server.shell()
@@ -312,8 +294,9 @@ def serve(settings: Settings, listener: socket.socket) -> None:
     loop = started.get()
     scratch = settings.scratch or tempfile.mkdtemp(prefix="rlhf-function-")
     try:
-        _work(settings, scratch, attempts, lambda o, outcome: loop.call_soon_threadsafe(server.ended, o, outcome))
+        _work(settings, scratch, attempts, server, about, loop)
     finally:
+        finish_printed()
         shell.should_exit = True
         thread.join()
         if not settings.scratch:
@@ -324,7 +307,9 @@ def _work(
     settings: Settings,
     scratch: str,
     attempts: queue.SimpleQueue[Open | None],
-    ended: Callable[[Open, Outcome], object],
+    server: Server,
+    about: About,
+    loop: asyncio.AbstractEventLoop,
 ) -> None:
     """The main thread: loads the function, then runs one attempt after the other."""
     made: dict[str, Function] = {}
@@ -333,6 +318,7 @@ def _work(
     def function() -> Function:
         if "it" not in made:
             made["it"] = kinds.build(settings.kind, settings.options)
+            server.told.built()
         return made["it"]
 
     def exchange() -> Exchange:
@@ -343,7 +329,14 @@ def _work(
     with contextlib.suppress(Exception):  # the calls say what is wrong; loading begins before the first of them comes
         function()
     while (it := attempts.get()) is not None:
-        ended(it, it.attempt.run(function, exchange, scratch))
+        call = it.attempt.call
+        about.call = {"step": call.step, "call": call.id} | ({"trace": it.attempt.meter.trace_id} if call.trace else {})
+        log.info("%s begins", call.operation)
+        outcome = it.attempt.run(function, exchange, scratch)
+        finish_printed()
+        log.info("%s ends: %s after %.3f s", call.operation, outcome, it.attempt.meter.now_s())
+        about.call = {}
+        loop.call_soon_threadsafe(server.ended, it, outcome)
 
 
 def set_threads(threads: int) -> None:

@@ -8,6 +8,7 @@
 | --options     | RLHF_OPTIONS     | {}             | JSON object: keyword arguments of the function           |
 | --exchange    | RLHF_EXCHANGE    | (required)     | URL of the exchange                                      |
 | --job         | RLHF_JOB         | (required)     | the job's name: its root in the exchange                 |
+| --function    | RLHF_FUNCTION    | the kind       | its function's name in the job: generate, critic, ...    |
 | --name        | RLHF_NAME        | the host name  | name of this replica                                     |
 | --port        | PORT             | 8080           | TCP port on all interfaces                               |
 | --uds         |                  |                | a Unix socket's path instead                             |
@@ -50,6 +51,7 @@ class Settings:
     grace_s: float = 30.0
     scratch: str = ""
     token: str = ""
+    function: str = ""
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -68,6 +70,7 @@ class Settings:
             default = env.get(f"RLHF_{name.upper()}")
             parser.add_argument(f"--{name}", default=default, required=default is None)
         parser.add_argument("--options", default=env.get("RLHF_OPTIONS", "{}"))
+        parser.add_argument("--function", default=env.get("RLHF_FUNCTION", ""))
         parser.add_argument("--name", default=env.get("RLHF_NAME", socket.gethostname()))
         parser.add_argument("--port", type=int, default=int(env.get("PORT", "8080")))
         parser.add_argument("--uds")
@@ -98,6 +101,7 @@ class Settings:
                 grace_s=given.grace_s,
                 scratch=given.scratch,
                 token=env.get("RLHF_TOKEN", ""),
+                function=given.function,
             )
         except ValueError as error:
             parser.error(str(error))

@@ -307,6 +307,7 @@ class LocalPlatform:
             replica.scratch.mkdir()
             replica.process = await self._launcher.start(settings, path, replica.log)
             if replica.state == "draining" or self._closed:
+            "function": spec.name,
                 replica.process.kill()
             else:
                 replica.enter("idle", self._now_s())

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from functions.logs import LogLine
 from orchestrator.platforms.base import PlatformError
 
 Settings = Mapping[str, Any]
@@ -225,9 +226,9 @@ def _set(future: asyncio.Future[int], value: int) -> None:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that says something; empty when there is none."""
+    """The message of the last line of a log that says something; empty when there is none."""
     try:
         lines = log.read_text(errors="replace").split("\n")
     except OSError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return next((LogLine.parse(line).message.strip() for line in reversed(lines) if line.strip()), "")

@@ -29,7 +29,7 @@ class Served:
     def __init__(self, root: Path, kind: str, *arguments: str, stuck_s: float | None = None, **env: str) -> None:
         self.exchange = DirectoryExchange(str(root / "exchange" / "job"))
         self.socket = str(root / f"{len(list(root.glob('*.sock')))}.sock")
-        self.kind = f"{FUNCTIONS}:{kind}" if kind in ("Count", "Fails", "NeedsName") else kind
+        self.kind = f"{FUNCTIONS}:{kind}" if kind in ("Count", "Fails", "NeedsName", "Speaks") else kind
         self.log = root / f"{Path(self.socket).stem}.log"
         program = ["-m", "functions.server"]
         if stuck_s is not None:

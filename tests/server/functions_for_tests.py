@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 
@@ -80,3 +81,23 @@ class NeedsName:
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         yield Event("done", data={"name": self.name})
+
+
+class Speaks:
+    """Reads its input, writes it twice over, and prints; in the phases `read` and `work`, `publish` within it."""
+
+    def call(self, call: Call, context: Context) -> Iterator[Event]:
+        with context.phase("read"):
+            [ref] = call.inputs["samples"]
+            data = context.exchange.get(ref)
+        with context.phase("work"):
+            print("half\nof a line", end="")
+            print(context.meter.traceparent, file=sys.stderr)
+            if call.operation == "fail":
+                raise ValueError("no more")
+            with context.phase("publish"):
+                written = context.exchange.put(f"{call.prefix}twice", data * 2)
+        yield Event("done", written, {"stats": {"samples": 4, "tokens": 40}, "metrics": MISMATCH, "failed": [{}]})
+
+
+MISMATCH = {"rollout_corr/abs_diff_mean": 0.25}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -101,7 +102,7 @@ def test_started_and_heartbeats_come_while_the_function_loads_and_works(serve: S
     with served.stream(Call("c1", "count", params={"n": 1, "pause_s": 0.5})) as events:
         seen = list(events)
     assert seen[0].kind == "started"
-    beats = [e for e in seen if e.kind == "progress"]
+    beats = [e for e in seen if "elapsed_s" in e.data]
     assert len(beats) >= 4
     assert beats[-1].data["prior"] == 0  # what the function told
     assert beats[-1].data["elapsed_s"] > beats[0].data["elapsed_s"] > 0
@@ -179,7 +180,8 @@ def test_a_call_that_goes_on_long_after_its_deadline_ends_the_process(serve: Ser
     events = served.call(Call("c1", "stubborn", params={"seconds": 60}, deadline_s=0.2))
     assert events[-1].data["kind"] == "retryable"
     assert served.process.wait(20) == 70
-    assert served.log.read_text().splitlines()[-1] == "call c1 goes on 0.3 s after it was cancelled: exit"
+    last = json.loads(served.log.read_text().splitlines()[-1])
+    assert (last["level"], last["message"]) == ("error", "call c1 goes on 0.3 s after it was cancelled: exit")
 
 
 def test_a_stale_orchestrator_is_refused(serve: Serve) -> None:
