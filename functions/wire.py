@@ -136,6 +136,43 @@ class Call:
         return f"{self.prefix}cut"
 
 
+@dataclass(frozen=True)
+class FeedPart:
+    """A part of what a `train` call is fed while generation goes on (functions/train/feed.py)."""
+
+    samples: Sequence[Ref]
+    """What has come since the part before; of any groups."""
+    columns: Sequence[Ref]
+    groups: Sequence[int]
+    """Prompt groups whose samples and columns are all there now: they are trained on with this part."""
+    dropped: Sequence[tuple[int, int]] = ()
+    """(group, index) of samples of these groups that are left out."""
+    identity: str = ""
+    """In the last part alone: what the version is named after."""
+
+    def to_json(self) -> Json:
+        return {
+            "samples": [ref.to_json() for ref in self.samples],
+            "columns": [ref.to_json() for ref in self.columns],
+            "groups": list(self.groups),
+            "dropped": [list(key) for key in self.dropped],
+            "identity": self.identity,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> FeedPart:
+        try:
+            return cls(
+                samples=[Ref.from_json(ref) for ref in value["samples"]],
+                columns=[Ref.from_json(ref) for ref in value["columns"]],
+                groups=[int(group) for group in value["groups"]],
+                dropped=[(int(group), int(index)) for group, index in value["dropped"]],
+                identity=str(value["identity"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"not a FeedPart: {error!r}") from error
+
+
 EventKind = Literal["started", "progress", "samples", "cut", "done", "error"]
 EVENT_KINDS: frozenset[str] = frozenset(("started", "progress", "samples", "cut", "done", "error"))
 

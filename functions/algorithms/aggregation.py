@@ -92,6 +92,14 @@ def aggregate(*, losses: Tensor, mask: Tensor, segment: Tensor, totals: Totals, 
     return kept.sum() / totals.sequences / totals.norm
 
 
+def denominator(totals: Totals, aggregation: str) -> float:
+    """What `aggregate` divides by that depends on the batch: with `Totals(tokens=1, sequences=1)` it gives this times
+    what it gives with `totals`."""
+    if aggregation == "token-sum":
+        return 1.0
+    return float(totals.tokens if aggregation == "token-mean" else totals.sequences)
+
+
 def token_mean(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
     """Detached scalar for metrics: sum of `values` [N] at trained tokens over the tokens of the whole batch."""
     kept = torch.where(mask == 1, values.detach(), torch.zeros_like(values))

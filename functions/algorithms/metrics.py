@@ -6,9 +6,34 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
+from functions.algorithms.aggregation import Totals, denominator
 from functions.algorithms.ragged import checked, checked_scores, segment_sum
 
 Metrics = dict[str, Tensor]
+AGGREGATED = ("actor/pg_loss", "actor/kl_loss", "actor/entropy", "critic/vf_loss")
+"""Metrics that are aggregated as the loss is (aggregation.py),"""
+SEQUENCE_MEANS = tuple(
+    f"rollout_corr/{name}"
+    for name in (
+        "training_ppl", "rollout_ppl", "training_log_ppl", "rollout_log_ppl", "log_ppl_diff", "log_ppl_abs_diff",
+        "ppl_ratio", "chi2_seq", "rollout_rs_seq_masked_fraction",
+    )
+)  # fmt: skip
+"""and those that are means over sequences. All others are means over tokens, or end in max or min."""
+
+
+def averaged(sums: Mapping[str, float], totals: Totals, aggregation: str) -> dict[str, float]:
+    """The metrics of a batch from those that were made with `Totals(tokens=1, sequences=1)`, when the denominators
+    were not known yet (functions/train/streamed.py)."""
+
+    def divisor(name: str) -> float:
+        if name.endswith(("max", "min")):
+            return 1.0
+        if name in AGGREGATED:
+            return denominator(totals, aggregation)
+        return float(totals.sequences if name in SEQUENCE_MEANS else totals.tokens)
+
+    return {name: value / divisor(name) for name, value in sums.items()}
 
 
 def combine_metrics(parts: Iterable[Mapping[str, Tensor | float]]) -> dict[str, float]:

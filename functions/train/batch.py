@@ -66,6 +66,14 @@ class Targets:
 
 def build(samples: SampleBatch, columns: Columns, params: TrainParams) -> TrainBatch:
     """Filters and masks. FatalError when no sample has a trained token."""
+    batch = masked(samples, columns, params)
+    if not bool((batch.mask == 1).any()):
+        raise FatalError("the batch trains nothing: every response is empty, masked or filtered out")
+    return batch
+
+
+def masked(samples: SampleBatch, columns: Columns, params: TrainParams) -> TrainBatch:
+    """Filters and masks: what the groups at hand decide, also where nothing of them trains."""
     sample = {name: torch.from_numpy(values) for name, values in columns.sample.items()}
     token = {name: torch.from_numpy(values) for name, values in columns.token.items()}
     segment = from_lengths(lengths=torch.from_numpy(samples.responses.lengths.astype("int64")))
@@ -77,10 +85,7 @@ def build(samples: SampleBatch, columns: Columns, params: TrainParams) -> TrainB
         keep &= informative_groups(scores=scores, group=_group(samples))
     if params.score.mask_overlong:
         keep &= torch.from_numpy(samples.finish != Finish.LENGTH)
-    batch = replace(batch, mask=keep_sequences(mask=mask, segment=segment, keep=keep))
-    if not bool((batch.mask == 1).any()):
-        raise FatalError("the batch trains nothing: every response is empty, masked or filtered out")
-    return batch
+    return replace(batch, mask=keep_sequences(mask=mask, segment=segment, keep=keep))
 
 
 def targets(batch: TrainBatch, params: TrainParams, old_logprobs: Tensor | None, carry: dict[str, float]) -> Targets:

@@ -8,7 +8,7 @@ with progress = (step - warmup) / (total - warmup) in [0, 1] and ratio = min_lr_
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -58,9 +58,18 @@ class Optimizer:
     def zero_grad(self) -> None:
         self._adam.zero_grad(set_to_none=True)
 
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """The gradients that are there, by parameter name."""
+        return ((name, p.grad) for name, p in self.named.items() if p.grad is not None)
+
+    def divide_grads(self, denominator: float) -> None:
+        """Gradients that were added up as sums become those of the mean."""
+        for _, gradient in self.gradients():
+            gradient.div_(denominator)
+
     def grad_norm(self) -> Tensor:
         """Global 2-norm of the gradients, on their device; a parameter without one counts as zero."""
-        grads = [p.grad for p in self.named.values() if p.grad is not None]
+        grads = [gradient for _, gradient in self.gradients()]
         return full_scalar(torch.nn.utils.get_total_norm(grads)) if grads else torch.zeros(())
 
     def step(self, params: OptimizerParams, norm: Tensor) -> float:

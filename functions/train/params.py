@@ -194,6 +194,19 @@ class TrainParams:
             return float(self.max_response_length)
         return self.aggregation_norm
 
+    @property
+    def streams(self) -> bool:
+        """Whether a sample's gradient needs no more than its own prompt group, up to the batch's denominator: then the
+        step can begin while other groups are still generated (functions/train/streamed.py)."""
+        if self.epochs * self.mini_batches != 1 or self.cost is not None or ":" in self.advantage + self.loss:
+            return False
+        if self.objective == "value":  # returns are not whitened; a fixed KL in the reward is the sample's own
+            return self.kl is None or self.kl.target is None
+        if self.kl is not None and self.kl.where == "reward":
+            return False
+        whole = self.advantage == "gae" and self.advantage_options.get("whiten_advantages", True)
+        return self.advantage in ("grpo", "dr_grpo", "rloo", "remax", "gae") and not whole
+
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TrainParams:
         """Raises FatalError naming the key, what it got and what would be right."""

@@ -7,7 +7,7 @@ The totals (denominators) are passed in, so that packs, micro-batches and ranks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -103,12 +103,15 @@ def accumulate(
     return parts
 
 
-def blame(gradients: Callable[[Pack], Iterator[tuple[str, Tensor]]], packs: Sequence[Pack], batch: TrainBatch) -> str:
+def blame(
+    gradients: Callable[[Pack], Iterator[tuple[str, Tensor]]], parts: Iterable[tuple[TrainBatch, Sequence[Pack]]]
+) -> str:
     """Which pack and parameter a non-finite gradient comes from: what `gradients` gives is looked at pack by pack."""
-    for pack in packs:
-        for name, gradient in gradients(pack):
-            if not bool(torch.isfinite(gradient).all()):
-                return f"{_samples(batch, pack)}, first in parameter {name!r}"
+    for batch, packs in parts:
+        for pack in packs:
+            for name, gradient in gradients(pack):
+                if not bool(torch.isfinite(gradient).all()):
+                    return f"{_samples(batch, pack)}, first in parameter {name!r}"
     return "all packs together (each alone is finite)"
 
 

@@ -1,0 +1,129 @@
+"""Samples that come while the step is being made: a `train` call that starts before generation has ended.
+
+    orchestrator  puts <prefix>000000, 000001, ... (FeedPart), each with whole prompt groups and all their columns
+    train         waits for the next one, adds its gradient, ...                            (streamed.py)
+    the last      says `identity`: the id that a call with all samples as inputs would have; the version is named by it
+
+A feed has one writer (its prefix names the orchestrator's epoch) and never changes: a repeated attempt, and every rank
+of a gang, reads the same parts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from functions.exchange.base import NotFound
+from functions.function import Context, FatalError
+from functions.params import parse
+from functions.samples import Columns, SampleBatch
+from functions.wire import FeedPart
+
+LOOK_S = 1.0
+"""How often a waiting call looks whether it is still wanted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedParams:
+    """`feed` in a call's params."""
+
+    prefix: str
+    """Of the parts' keys, ending in a slash."""
+
+
+@dataclass
+class Feed:
+    """The parts of one feed, as they come."""
+
+    prefix: str
+    context: Context
+    read: list[FeedPart] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any], context: Context) -> Feed | None:
+        """None for a call that brings its samples as inputs. Raises FatalError naming the key."""
+        if "feed" not in params:
+            return None
+        return cls(parse(FeedParams, params["feed"], "params.feed").prefix, context)
+
+    def identity(self) -> str | None:
+        """What the version is named after; None while the last part is not there. Does not wait."""
+        while not (self.read and self.read[-1].identity) and self._next():
+            pass
+        return self.read[-1].identity if self.read else None
+
+    def parts(self) -> Iterator[FeedPart]:
+        """All parts, from the first; waits for those to come. Raises Cancelled when the call should end."""
+        number = 0
+        while True:
+            while number == len(self.read) and not self._next():
+                self.context.exchange.wait(self._key(), LOOK_S)
+                self.context.check()
+            yield self.read[number]
+            if self.read[number].identity:
+                return
+            number += 1
+
+    def _key(self) -> str:
+        return f"{self.prefix}{len(self.read):06d}"
+
+    def _next(self) -> bool:
+        try:
+            self.read.append(FeedPart.from_json(json.loads(self.context.exchange.get(self._key()))))
+        except NotFound:
+            return False
+        return True
+
+
+class Intake:
+    """Joins what the parts bring to samples and columns of whole groups."""
+
+    def __init__(self, context: Context) -> None:
+        self._exchange = context.exchange
+        self._samples: list[SampleBatch] = []
+        self._columns: list[Columns] = []
+        self._waiting: list[SampleBatch] = []
+        self._taken: set[int] = set()
+        self._dropped: set[tuple[int, int]] = set()
+
+    def take(self, part: FeedPart) -> tuple[SampleBatch, Columns] | None:
+        """The samples of the part's groups, sorted, without the dropped; None when there are none.
+
+        Raises FatalError for a group that is given twice, WireError for a sample that a column lacks.
+        """
+        self._samples += (found := [SampleBatch.decode(self._exchange.get(ref)) for ref in part.samples])
+        self._columns += [Columns.decode(self._exchange.get(ref)) for ref in part.columns]
+        self._dropped |= set(part.dropped)
+        groups = set(part.groups)
+        if again := self._taken & groups:
+            raise FatalError(f"feed: group {min(again)} is given twice")
+        self._taken |= groups
+        if not groups:
+            self._waiting += found
+            return None
+        every = SampleBatch.concat(self._waiting + found)
+        here = [row for row, group in enumerate(every.group.tolist()) if group in groups]
+        self._waiting = [every.select([row for row in range(len(every)) if row not in set(here)])]
+        return self._joined(every.select(here).in_order())
+
+    def whole(self) -> tuple[SampleBatch, Columns]:
+        """Everything that was taken. Raises FatalError for samples whose group never came."""
+        left = sorted({group for batch in self._waiting for group in batch.group.tolist()} - self._taken)
+        if left:
+            raise FatalError(
+                f"feed: ended without group {left[0]} ({len(left)} groups have samples and were not named)"
+            )
+        found = self._joined(SampleBatch.concat(self._samples).in_order()) if self._samples else None
+        if found is None:
+            raise FatalError("every sample is dropped, nothing is left to train on")
+        return found
+
+    def _joined(self, batch: SampleBatch) -> tuple[SampleBatch, Columns] | None:
+        keys = zip(batch.group.tolist(), batch.index.tolist(), strict=True)
+        kept = [row for row, key in enumerate(keys) if key not in self._dropped]
+        if not kept:
+            return None
+        batch = batch if len(kept) == len(batch) else batch.select(kept)
+        return batch, Columns.align(batch, self._columns)

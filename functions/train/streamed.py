@@ -1,0 +1,116 @@
+"""One optimizer step over samples that come in parts, while others are still being generated.
+
+    part -> targets of its groups -> forward, backward of un-normalised sums      .grad and metrics add up
+    last -> totals of all samples -> .grad / denominator -> norm -> clip -> AdamW  the same update as with all at once
+
+Exact where a sample's share of the loss depends on its own prompt group and on the batch's denominator alone
+(`TrainParams.streams`): the denominators come last. It is the same sum in another order: equal to the whole step's to
+rounding (tests/train/test_streamed.py: 1e-6), not to the bit, and its order is that of arrival; so a deterministic job
+does not stream (docs/decisions/0007-train-while-generating.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor
+
+from functions.algorithms.aggregation import Totals, denominator
+from functions.algorithms.metrics import averaged, combine_metrics
+from functions.function import Context, FatalError
+from functions.packing import Pack
+from functions.train.batch import Targets, TrainBatch, build, masked, targets
+from functions.train.feed import Intake
+from functions.train.parallel import Share
+from functions.train.params import TrainParams
+from functions.train.progress import Progress
+from functions.train.state import TrainState
+from functions.train.step import accumulate, blame, totals_of
+from functions.train.update import check_bound, share_of, token_counts, training, update
+from functions.wire import FeedPart
+
+Metrics = dict[str, float]
+
+
+def optimize_streamed(
+    state: TrainState, parts: Iterator[FeedPart], params: TrainParams, context: Context
+) -> tuple[Metrics, dict[str, int], dict[str, float]]:
+    """As `optimize`: improves `state` in place; (metrics, stats, carry).
+
+    FatalError, ValueError or WireError: the state must not be used any more.
+    """
+    if not params.streams:
+        raise FatalError("params.feed: a step with these params needs all samples before its first gradient")
+    intake, progress = Intake(context), Progress(context)
+    done: list[tuple[TrainBatch, Targets, Share]] = []
+    sums: list[dict[str, Tensor]] = []
+    with training(state.model, params):
+        state.optimizer.zero_grad()
+        for number, part in enumerate(parts):
+            joined = intake.take(part)
+            if joined is None or not (batch := masked(*joined, params)).trained_rows():
+                continue
+            goal = targets(batch, _of_part(params), batch.token.get("old_logprobs"), state.carry)
+            own = share_of(state, batch, batch.trained_rows(), params)
+            progress.stage(f"part {number + 1}", len(own.packs))
+            sums += _add(state, batch, goal, own, params, progress)
+            done.append((batch, goal, own))
+        whole = build(*intake.whole(), params)
+        metrics = _step(state, whole, done, sums, params, progress)
+    goal = targets(whole, params, whole.token.get("old_logprobs"), state.carry)
+    found = metrics | goal.metrics
+    finite = {name: value for name, value in found.items() if math.isfinite(value)}
+    stats = {
+        "non_finite_metrics": len(found) - len(finite),
+        "optimizer_steps": 1,
+        "ranks": state.ranks.size,
+        "packs": sum(own.count for _, _, own in done),
+        "parts": len(done),
+        "computed_tokens": sum(own.tokens for _, _, own in done),
+        "tokens": int(token_counts(whole).sum()),
+        "samples": whole.count,
+        "trained_samples": len(whole.trained_rows()),
+    }
+    return finite, stats, goal.carry
+
+
+def _of_part(params: TrainParams) -> TrainParams:
+    """Whitening is a matter of the whole batch; what streams does not use whitened advantages but in its metrics."""
+    if params.advantage != "gae":
+        return params
+    return replace(params, advantage_options={**params.advantage_options, "whiten_advantages": False})
+
+
+def _add(
+    state: TrainState, batch: TrainBatch, goal: Targets, own: Share, params: TrainParams, progress: Progress
+) -> list[dict[str, Tensor]]:
+    """The packs' gradients, as sums: to be divided when the denominators are known."""
+    unit = Totals(tokens=1, sequences=1, norm=params.norm)
+    return accumulate(state.forward, own, batch, goal, batch.token.get("old_logprobs"), unit, params, progress)
+
+
+def _step(
+    state: TrainState,
+    whole: TrainBatch,
+    done: list[tuple[TrainBatch, Targets, Share]],
+    sums: list[dict[str, Tensor]],
+    params: TrainParams,
+    progress: Progress,
+) -> Metrics:
+    totals = totals_of(whole, whole.trained_rows(), params)
+    state.optimizer.divide_grads(denominator(totals, params.aggregation))
+    added = combine_metrics(state.ranks.gather(combine_metrics(sums)))
+    metrics = averaged(added, totals, params.aggregation)
+    if params.objective == "policy" and "old_logprobs" not in whole.token:
+        check_bound(metrics["rollout_corr/abs_diff_mean"], whole, params)
+
+    goals = {id(pack): (batch, goal) for batch, goal, own in done for pack in own.packs}
+
+    def gradients(pack: Pack) -> Iterator[tuple[str, Tensor]]:
+        state.optimizer.zero_grad()
+        _add(state, *goals[id(pack)], Share((pack,), 0, 1, pack.tokens.numel()), params, progress)
+        return state.optimizer.gradients()
+
+    return metrics | update(state, params, lambda: blame(gradients, [(batch, own.packs) for batch, _, own in done]))

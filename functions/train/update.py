@@ -1,0 +1,82 @@
+"""What a step of all samples at once (function.py) and one that is fed (streamed.py) have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedModel
+
+from functions.forward import shares_prefix
+from functions.function import FatalError
+from functions.models import micro_batch_default
+from functions.packing import Pack, make_packs
+from functions.train.batch import TrainBatch
+from functions.train.parallel import Share, share
+from functions.train.params import TrainParams
+from functions.train.state import TrainState
+
+
+@contextmanager
+def training(model: PreTrainedModel, params: TrainParams) -> Iterator[None]:
+    """The model in training mode, with or without checkpointing."""
+    model.train()
+    if params.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_disable()
+    try:
+        yield
+    finally:
+        model.train(False)
+
+
+def prefix_shared(state: TrainState, batch: TrainBatch) -> bool:
+    """Whether the batch's prompts are computed once for all their samples."""
+    return shares_prefix(state.model.config, int(token_counts(batch).max()))
+
+
+def token_counts(batch: TrainBatch) -> npt.NDArray[np.int32]:
+    """Tokens of each sample, its prompt included. int32 [S]"""
+    samples = batch.samples
+    counts: npt.NDArray[np.int32] = samples.prompts.lengths[samples.prompt] + samples.responses.lengths
+    return counts
+
+
+def share_of(state: TrainState, batch: TrainBatch, rows: Sequence[int], params: TrainParams) -> Share:
+    """The rank's share of the packs of `rows`."""
+    shared = prefix_shared(state, batch)
+
+    def packs_of(budget_tokens: int) -> list[Pack]:
+        return make_packs(batch.samples, rows, budget_tokens=budget_tokens, shared=shared)
+
+    budget = params.micro_batch_tokens or micro_batch_default(state.model.device)
+    return share(packs_of, budget, state.ranks.rank, state.ranks.size)
+
+
+def update(state: TrainState, params: TrainParams, blame: Callable[[], str]) -> dict[str, float]:
+    """Clips and applies the gradients that are there. FatalError when they are not finite; `blame` says whose they are.
+
+    Metrics: grad_norm and lr, of actor or critic.
+    """
+    prefix, norm = "actor" if params.objective == "policy" else "critic", state.optimizer.grad_norm()
+    if not math.isfinite(float(norm)):
+        if state.ranks.size > 1:
+            raise FatalError(f"gradient norm is {float(norm)}; with one replica the message names sample and parameter")
+        raise FatalError(f"gradient norm is {float(norm)}: {blame()}")
+    return {f"{prefix}/grad_norm": float(norm), f"{prefix}/lr": state.optimizer.step(params.optimizer, norm)}
+
+
+def check_bound(mean: float, batch: TrainBatch, params: TrainParams) -> None:
+    """FatalError where rollout and trainer disagree by more than the params allow."""
+    bound = params.max_rollout_logprob_diff
+    if bound is not None and not mean <= bound:
+        made_by = ", ".join(map(str, sorted(set(batch.samples.version.tolist()))))
+        raise FatalError(
+            f"rollout log-probabilities differ from this version's by {mean:.3g} on average, "
+            f"max_rollout_logprob_diff is {bound:.3g}; "
+            f"the samples say that version {made_by} made them: stale weights?"
+        )
