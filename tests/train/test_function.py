@@ -3,140 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from functions.exchange.base import NotFound
-from functions.exchange.directory import DirectoryExchange
-from functions.function import Cancelled, Context, FatalError
-from functions.models import load_causal_lm, load_critic, save_model, score_head
-from functions.samples import Columns, Finish, Ragged, SampleBatch
+from functions.function import Cancelled, FatalError
+from functions.models import load_causal_lm, load_critic, score_head
+from functions.samples import Columns, Ragged, SampleBatch
 from functions.train.function import TrainFunction
-from functions.weights.base import import_model
 from functions.weights.manifest import manifest_key, read_manifest
 from functions.weights.materialize import materialize
-from functions.weights.store import fetch, fetch_state
-from functions.wire import Call, Json, Ref, Version
-
-VOCABULARY = 53
-GROUPS, N = 4, 4
-BASE = Version("policy", 0)
-ADAM: dict[str, Any] = {"lr": 1e-2, "betas": [0.9, 0.99], "weight_decay": 0.1, "max_grad_norm": 0.5}
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=True, attention_dropout=0.5, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(6.0)
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    save_model(model, path)
-    return path
-
-
-@dataclasses.dataclass
-class Bench:
-    """An exchange with the base version and a batch, and calls on it."""
-
-    exchange: DirectoryExchange
-    scratch: Path
-    directory: Path
-    samples: SampleBatch
-    columns: Columns
-
-    def call(
-        self,
-        params: Json,
-        *,
-        id: str = "call-1",
-        version: Version = BASE,
-        function: TrainFunction | None = None,
-        samples: list[SampleBatch] | None = None,
-        columns: list[Columns] | None = None,
-        context: Context | None = None,
-    ) -> Json:
-        refs = {
-            "samples": [self._put(f"s{i}", b.encode()) for i, b in enumerate(samples or [self.samples])],
-            "columns": [self._put(f"c{i}", c.encode()) for i, c in enumerate(columns or [self.columns])],
-        }
-        call = Call(id, "train", refs, {"policy": version}, params, step=7)
-        events = list((function or TrainFunction(device="cpu")).call(call, context or self.context()))
-        assert [e.kind for e in events] == ["done"]
-        data: Json = json.loads(events[0].to_line())["data"]
-        return data
-
-    def context(self) -> Context:
-        return Context(self.exchange, str(self.scratch))
-
-    def weights(self, data: Json) -> dict[str, Tensor]:
-        return fetch(self.exchange, Version.from_json(data["version"]))
-
-    def state(self, data: Json) -> dict[str, Tensor]:
-        return fetch_state(self.exchange, Version.from_json(data["version"]))
-
-    def _put(self, name: str, data: bytes) -> Ref:
-        return self.exchange.put(f"batches/{name}", data)
-
-
-def make_samples(seed: int = 0) -> tuple[SampleBatch, Columns]:
-    rng = np.random.default_rng(seed)
-    base = SampleBatch.of_prompts(
-        [rng.integers(3, VOCABULARY, k).tolist() for k in (3, 1, 5, 2)], samples_per_prompt=N, version=0
-    )
-    lengths = rng.integers(1, 12, GROUPS * N).astype(np.int32)
-    lengths[5] = 0
-    total = int(lengths.sum())
-    mask = (rng.random(total) > 0.2).astype(np.float32)
-    batch = SampleBatch(
-        prompts=base.prompts, prompt=base.prompt, group=base.group, index=base.index,
-        responses=Ragged(rng.integers(3, VOCABULARY, total).astype(np.int32), lengths),
-        logprobs=np.log(rng.uniform(0.05, 0.5, total)).astype(np.float32), mask=mask,
-        finish=np.full(GROUPS * N, Finish.STOP, np.int32), version=base.version,
-    )  # fmt: skip
-    scores = rng.random(GROUPS * N).astype(np.float32)
-    scores[N : 2 * N] = 0.25  # a group without signal
-    token = {name: rng.normal(-2, 0.5, total).astype(np.float32) for name in ("ref_logprobs", "old_logprobs", "values")}
-    return batch, Columns.of(batch, sample={"score": scores}, token=token)
-
-
-@pytest.fixture
-def bench(tmp_path: Path, directory: Path) -> Bench:
-    exchange = DirectoryExchange(tmp_path / "exchange")
-    import_model(exchange, "policy", directory)
-    samples, columns = make_samples()
-    # most tests want a batch without old log-probabilities
-    token = {name: values for name, values in columns.token.items() if name != "old_logprobs"}
-    return Bench(
-        exchange, tmp_path / "scratch", directory, samples, Columns.of(samples, sample=columns.sample, token=token)
-    )
-
-
-def close(one: dict[str, Tensor], two: dict[str, Tensor], atol: float) -> None:
-    assert one.keys() == two.keys()
-    for name in one:
-        torch.testing.assert_close(one[name], two[name], rtol=0, atol=atol)
-
-
-def same_bits(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
+from functions.weights.store import fetch
+from functions.wire import Call, Json, Version
+from tests.support.train_call import ADAM, BASE, GROUPS, Bench, N, close, make_samples, same_bits
 
 # ---- the numbers
 
@@ -483,105 +366,6 @@ def test_schedule(bench: Bench) -> None:
     assert rates == pytest.approx([1e-3, 7.75e-4, 3.25e-4, 1e-4])
 
 
-# ---- bad input
-
-
-def rejects(bench: Bench, message: str, params: Json | None = None, **kwargs: Any) -> None:
-    with pytest.raises(FatalError, match=message) as caught:
-        bench.call({"optimizer": ADAM} if params is None else params, **kwargs)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(NotFound):
-        read_manifest(bench.exchange, Version("policy", 1, "3a1b"))
-    assert not bench.exchange.list("weights/policy/v000001")
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"optimiser": {}}, "unknown key 'optimiser'; did you mean 'optimizer'"),
-        ({"optimizer": {"learning_rate": 1}}, r"params\.optimizer: unknown key 'learning_rate'"),
-        ({"optimizer": {"lr": "1e-6"}}, r"params\.optimizer\.lr: got '1e-6', wants float"),
-        ({"optimizer": {"schedule": "step"}}, "wants one of 'constant', 'linear', 'cosine'"),
-        ({"optimizer": {"schedule": "linear"}}, "wants total_steps"),
-        ({"advantage": "gro"}, "advantage: got 'gro', wants one of"),
-        ({"loss_options": {"clip": 0.1}}, "no option clip"),
-        ({"epochs": 0}, "epochs: got 0"),
-        ({"epochs": True}, r"params\.epochs: got True, wants int"),
-        ({"objective": "value"}, "wants advantage 'gae'"),
-        ({"advantage": "gae", "values": "v"}, "gae: needs values"),
-        ({"advantage": "remax"}, "remax: needs baselines"),
-        ({"score": {"column": "points"}}, "sample column 'points' is missing"),
-        ({"kl": {"kind": "k9"}}, r"params\.kl: kind: got 'k9'"),
-    ],
-)
-def test_bad_params_are_named(bench: Bench, params: Json, message: str) -> None:
-    rejects(bench, message, params)
-
-
-def test_samples_that_cannot_be_trained_on_are_named(bench: Bench) -> None:
-    half = bench.samples.select(np.arange(6))
-    rejects(bench, r"sample \(group 0, index 0\) is given twice", samples=[bench.samples, half])
-    open_end = dataclasses.replace(bench.samples, finish=np.full(GROUPS * N, 0, np.int32))
-    rejects(bench, r"\(group 0, index 0\) is unfinished", samples=[open_end])
-    nothing = dataclasses.replace(bench.samples, mask=np.zeros_like(bench.samples.mask))
-    rejects(bench, "trains nothing", samples=[nothing])
-
-
-def test_numbers_that_are_not_finite_are_named(bench: Bench) -> None:
-    scores = bench.columns.sample["score"].copy()
-    scores[6] = np.nan
-    rejects(
-        bench, "step 7, weights policy v000000.*score", columns=[Columns.of(bench.samples, sample={"score": scores})]
-    )
-    logprobs = bench.samples.logprobs.copy()
-    offset = int(bench.samples.responses.offsets[9])
-    first = int(np.flatnonzero(bench.samples.mask[offset:])[0])
-    logprobs[offset + first] = -np.inf
-    rejects(bench, "rollout_logprobs.*sequence 9", samples=[dataclasses.replace(bench.samples, logprobs=logprobs)])
-
-
-def poisoned(bench: Bench, name: str, change: Any) -> Version:
-    from functions.weights.store import publish
-
-    tensors = fetch(bench.exchange, BASE)
-    change(tensors[name])
-    version = Version("bad", 0)
-    publish(bench.exchange, version, tensors=tensors, state={}, trainer={}, model_files=None, parent=BASE)
-    return version
-
-
-def test_non_finite_log_probability_names_step_and_sample(bench: Bench) -> None:
-    token = int(bench.samples.responses.rows()[8][0])
-
-    def poison(embedding: Tensor) -> None:
-        embedding[token] = float("nan")
-
-    version = poisoned(bench, "model.embed_tokens.weight", poison)
-    rejects(bench, r"step 7, weights bad v000000.*is nan at a token of sample \(group", version=version)
-
-
-def test_non_finite_gradient_names_step_sample_and_parameter(bench: Bench) -> None:
-    """Advantages so large that the loss (a difference of equals) is finite and its gradient is not."""
-    base = SampleBatch.of_prompts([[4, 5], [6]], samples_per_prompt=2, version=0, first_group=3)
-    samples = SampleBatch(
-        base.prompts, base.prompt, base.group, base.index, Ragged.from_rows([[7], [8], [7], [8]], np.int32),
-        np.full(4, -4, np.float32), np.ones(4, np.float32), np.ones(4, np.int32), base.version,
-    )  # fmt: skip
-    columns = Columns.of(samples, sample={"score": np.array([1.0, 0.0, 3.3e38, -3.3e38], np.float32)})
-    message = (
-        r"step 7, weights policy v000000.*gradient norm is (nan|inf): sample \(group 4, index 0\) .*parameter 'model"
-    )
-    params: Json = {"advantage": "dr_grpo", "micro_batch_tokens": 2}
-    rejects(bench, message, params, samples=[samples], columns=[columns])
-
-
-def test_stale_weights_are_refused(bench: Bench) -> None:
-    bound: Json = {"optimizer": ADAM, "max_rollout_logprob_diff": 0.01}
-    rejects(bench, r"weights policy v000000.*differ.*0\.01; the samples say that version 0", bound)
-    rejects(bench, "stale weights", bound | {"epochs": 2})
-    bench.call(bound | {"max_rollout_logprob_diff": 10.0})
-
-
 OWN = """
 from functions.algorithms import advantages, policy_losses
 
@@ -612,11 +396,3 @@ def test_a_users_own_advantage_and_loss(bench: Bench) -> None:
     assert turned["metrics"]["actor/pg_loss"] == pytest.approx(-mine["metrics"]["actor/pg_loss"], abs=1e-6)
     with pytest.raises(FatalError, match="has no 'lost'"):
         bench.call({"loss": f"{own}:lost"}, id="lost")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -1,0 +1,100 @@
+"""Calls of the train function on a tiny model and a ragged batch: what its tests share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from functions.exchange.directory import DirectoryExchange
+from functions.function import Context
+from functions.samples import Columns, Finish, Ragged, SampleBatch
+from functions.train.function import TrainFunction
+from functions.weights.store import fetch, fetch_state
+from functions.wire import Call, Json, Ref, Version
+
+VOCABULARY = 53
+GROUPS, N = 4, 4
+BASE = Version("policy", 0)
+ADAM: dict[str, Any] = {"lr": 1e-2, "betas": [0.9, 0.99], "weight_decay": 0.1, "max_grad_norm": 0.5}
+
+
+@dataclasses.dataclass
+class Bench:
+    """An exchange with the base version and a batch, and calls on it."""
+
+    exchange: DirectoryExchange
+    scratch: Path
+    directory: Path
+    samples: SampleBatch
+    columns: Columns
+
+    def call(
+        self,
+        params: Json,
+        *,
+        id: str = "call-1",
+        version: Version = BASE,
+        function: TrainFunction | None = None,
+        samples: list[SampleBatch] | None = None,
+        columns: list[Columns] | None = None,
+        context: Context | None = None,
+    ) -> Json:
+        refs = {
+            "samples": [self._put(f"s{i}", b.encode()) for i, b in enumerate(samples or [self.samples])],
+            "columns": [self._put(f"c{i}", c.encode()) for i, c in enumerate(columns or [self.columns])],
+        }
+        call = Call(id, "train", refs, {"policy": version}, params, step=7)
+        events = list((function or TrainFunction(device="cpu")).call(call, context or self.context()))
+        assert [e.kind for e in events] == ["done"]
+        data: Json = json.loads(events[0].to_line())["data"]
+        return data
+
+    def context(self) -> Context:
+        return Context(self.exchange, str(self.scratch))
+
+    def weights(self, data: Json) -> dict[str, Tensor]:
+        return fetch(self.exchange, Version.from_json(data["version"]))
+
+    def state(self, data: Json) -> dict[str, Tensor]:
+        return fetch_state(self.exchange, Version.from_json(data["version"]))
+
+    def _put(self, name: str, data: bytes) -> Ref:
+        return self.exchange.put(f"batches/{name}", data)
+
+
+def make_samples(seed: int = 0) -> tuple[SampleBatch, Columns]:
+    rng = np.random.default_rng(seed)
+    base = SampleBatch.of_prompts(
+        [rng.integers(3, VOCABULARY, k).tolist() for k in (3, 1, 5, 2)], samples_per_prompt=N, version=0
+    )
+    lengths = rng.integers(1, 12, GROUPS * N).astype(np.int32)
+    lengths[5] = 0
+    total = int(lengths.sum())
+    mask = (rng.random(total) > 0.2).astype(np.float32)
+    batch = SampleBatch(
+        prompts=base.prompts, prompt=base.prompt, group=base.group, index=base.index,
+        responses=Ragged(rng.integers(3, VOCABULARY, total).astype(np.int32), lengths),
+        logprobs=np.log(rng.uniform(0.05, 0.5, total)).astype(np.float32), mask=mask,
+        finish=np.full(GROUPS * N, Finish.STOP, np.int32), version=base.version,
+    )  # fmt: skip
+    scores = rng.random(GROUPS * N).astype(np.float32)
+    scores[N : 2 * N] = 0.25  # a group without signal
+    token = {name: rng.normal(-2, 0.5, total).astype(np.float32) for name in ("ref_logprobs", "old_logprobs", "values")}
+    return batch, Columns.of(batch, sample={"score": scores}, token=token)
+
+
+def close(one: dict[str, Tensor], two: dict[str, Tensor], atol: float) -> None:
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=atol)
+
+
+def same_bits(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
