@@ -111,7 +111,8 @@ class GenerateFunction:
         params = parse(GenerateParams, call.params, "params of generate")
         if "policy" not in call.weights:
             raise FatalError("generate wants the version to sample from as weights.policy")
-        batch = _read(call, context)
+        with context.phase("read"):
+            batch = _read(call, context)
         prior = [event for event in context.prior if event.kind == "samples"]
         done = {key for event in prior for key in zip(event.data["group"], event.data["index"], strict=True)}
         left = [row for row, key in enumerate(_keys(batch)) if key not in done]
@@ -126,13 +127,14 @@ class GenerateFunction:
             return context.cut_requested()
 
         try:
-            for sample in engine.generate(_requests(batch, left), params.sampling, stop):
-                (cut if sample.finish == Finish.UNFINISHED else finished).append(sample)
-                if len(finished) >= params.chunk:
-                    counted += len(finished)
-                    context.progress({"finished": counted, "samples": len(batch)})
-                    yield writer.samples(finished)
-                    finished = []
+            with context.phase("generate"):
+                for sample in engine.generate(_requests(batch, left), params.sampling, stop):
+                    (cut if sample.finish == Finish.UNFINISHED else finished).append(sample)
+                    if len(finished) >= params.chunk:
+                        counted += len(finished)
+                        context.progress({"finished": counted, "samples": len(batch)})
+                        yield writer.samples(finished)
+                        finished = []
         except ValueError as error:
             raise FatalError(str(error)) from error
         if finished:
@@ -150,15 +152,18 @@ class GenerateFunction:
         root = Path(context.scratch) / "policy"
         directory, base = root / _name(version), root / _name(adapter.base if adapter else version)
         try:
-            if adapter is None or self._base != adapter.base:
-                materialize(context.exchange, adapter.base if adapter else version, base)
+            with context.phase("fetch"):
+                if adapter is None or self._base != adapter.base:
+                    materialize(context.exchange, adapter.base if adapter else version, base)
             if self._engine is None or self._choice is None:
-                self._choice = choose(self._wanted, base, self._options)
-                self._engine = make_engine(self._choice, self._options)
-            if adapter is not None:
-                write_adapter(context.exchange, read_manifest(context.exchange, version), directory, base)
-            self._base = None
-            self._engine.load(version, directory)
+                with context.phase("start engine"):
+                    self._choice = choose(self._wanted, base, self._options)
+                    self._engine = make_engine(self._choice, self._options)
+            with context.phase("load"):
+                if adapter is not None:
+                    write_adapter(context.exchange, read_manifest(context.exchange, version), directory, base)
+                self._base = None
+                self._engine.load(version, directory)
         except (ValueError, OSError) as error:
             raise FatalError(f"policy {version.prefix}: {error}") from error
         finally:
@@ -236,7 +241,8 @@ class _Writer:
             finish=np.array([s.finish for s in samples], np.int32),
             version=np.array([s.version for s in samples], np.int32),
         )
-        ref = self.context.exchange.put(f"{self.call.prefix}{name}", batch.encode())
+        with self.context.phase("publish"):
+            ref = self.context.exchange.put(f"{self.call.prefix}{name}", batch.encode())
         data: Json = {
             "group": batch.group.tolist(),
             "index": batch.index.tolist(),

@@ -80,11 +80,14 @@ class ReferenceFunction:
             raise FatalError(f"operation {call.operation!r}: the reference function knows logprobs and values")
         if "model" not in call.weights:
             raise FatalError(f"call {call.id}: operation {call.operation!r} wants weights 'model'")
-        batch = read_samples(call, context.exchange)
+        with context.phase("read"):
+            batch = read_samples(call, context.exchange)
         held = self._model(call.operation, call.weights["model"], context)
-        values, stats = self._compute(held, batch, budget, temperature, context)
+        with context.phase("forward"):
+            values, stats = self._compute(held, batch, budget, temperature, context)
         columns = Columns.of(batch, token={column: values.numpy()})
-        ref = context.exchange.put(f"{call.prefix}{column}", columns.encode())
+        with context.phase("publish"):
+            ref = context.exchange.put(f"{call.prefix}{column}", columns.encode())
         yield Event("done", ref, stats)
 
     def _compute(
@@ -136,7 +139,10 @@ class ReferenceFunction:
         directory = Path(context.scratch) / "reference"
         shutil.rmtree(directory, ignore_errors=True)
         try:
-            model = load(materialize(context.exchange, version, directory), dtype=self._dtype, device=str(self._device))
+            with context.phase("fetch"):
+                materialize(context.exchange, version, directory)
+            with context.phase("load"):
+                model = load(directory, dtype=self._dtype, device=str(self._device))
             held = _Held(model.requires_grad_(False), output_head(model) if operation == "logprobs" else None)
         except ValueError as error:
             raise FatalError(str(error)) from error

@@ -62,11 +62,14 @@ class RewardFunction:
         params = parse(ScoreParams, call.params, "params of score")
         if "policy" not in call.weights:
             raise FatalError("score wants the version that made the samples as weights.policy, for its tokenizer")
-        scorer = self._scorer(params, call, context)
-        batch = read_samples(call, context.exchange)
-        items = self._items(batch, call, context)
+        with context.phase("load"):
+            scorer = self._scorer(params, call, context)
+        with context.phase("read"):
+            batch = read_samples(call, context.exchange)
+            items = self._items(batch, call, context)
         begun_s = time.perf_counter()
-        results = _same_columns(scorer.score(items), items)
+        with context.phase("score"):
+            results = _same_columns(scorer.score(items), items)
         seconds = time.perf_counter() - begun_s
         failed = [
             {"group": item.group, "index": item.index, "message": result.message}
@@ -80,8 +83,9 @@ class RewardFunction:
         scored = [i for i, result in enumerate(results) if isinstance(result, Scored)]
         columns = Columns.of(batch.select(scored), sample=_columns(results))
         texts = b"".join(_text(batch, i, items[i], results[i]) for i in range(len(items)))
-        ref = context.exchange.put(f"{call.prefix}scores", columns.encode())
-        texts_ref = context.exchange.put(f"{call.prefix}texts.jsonl", texts)
+        with context.phase("publish"):
+            ref = context.exchange.put(f"{call.prefix}scores", columns.encode())
+            texts_ref = context.exchange.put(f"{call.prefix}texts.jsonl", texts)
         tokens = int(batch.prompts.lengths[batch.prompt].sum() + batch.responses.lengths.sum())
         counts = {"samples": len(batch), "tokens": tokens, "seconds": round(seconds, 6)}
         yield Event("done", ref, {"failed": failed, "texts": texts_ref.to_json(), **counts})
@@ -91,7 +95,7 @@ class RewardFunction:
         if score.startswith("rule:"):
             return python.rule(score.removeprefix("rule:"), timeout_s, context.check)
         if score.startswith(("http://", "https://")):
-            return Remote(score, timeout_s, context.check)
+            return Remote(score, timeout_s, context.check, context.meter)
         if score == "model":
             return self._reward_model(params, call, context)
         return python.from_file(score, timeout_s, context.check)

@@ -14,10 +14,11 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from functions.function import FatalError, RetryableError
+from functions.meter import Meter
 from functions.reward.scorer import TRUTH_FIELDS, Failed, Item, Scored, checked
 
 
@@ -27,6 +28,8 @@ class Remote:
     timeout_s: float
     """For one sample; a batch has as much for each of its samples."""
     tick: Callable[[], None]
+    meter: Meter = field(default_factory=Meter)
+    """The trace that its requests carry on (`traceparent`)."""
 
     def score(self, items: Sequence[Item]) -> list[Scored | Failed]:
         self.tick()
@@ -50,9 +53,10 @@ class Remote:
         ]
 
     def _post(self, query: dict[str, Any]) -> dict[str, Any]:
-        request = urllib.request.Request(
-            self.url, json.dumps(query).encode(), {"content-type": "application/json"}, method="POST"
-        )
+        headers = {"content-type": "application/json"}
+        if self.meter.traceparent is not None:
+            headers["traceparent"] = self.meter.traceparent
+        request = urllib.request.Request(self.url, json.dumps(query).encode(), headers, method="POST")
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s * len(query["query"])) as response:
                 body = response.read()

@@ -90,22 +90,26 @@ class TrainFunction:
         ranks: Ranks,
     ) -> Manifest:
         parent = call.weights["policy"]
-        batch = None if feed is not None else _batch(call, params, context)
+        with context.phase("read"):
+            batch = None if feed is not None else _batch(call, params, context)
         held, self._held = self._held, None  # what fails half-way is not held on to
         warm = held is not None and held.version == parent and held.structure == Structure.of(params)
         alone = ranks.mesh is None  # a gang's shards are of no use to another gang
-        state = held if warm and alone and held is not None else load(parent, params, context, self._device, ranks)
+        with context.phase("load"):
+            state = held if warm and alone and held is not None else load(parent, params, context, self._device, ranks)
         try:
-            if feed is not None:
-                metrics, stats, carry = optimize_streamed(state, feed.parts(), params, context)
-            elif batch is not None:
-                metrics, stats, carry = optimize(state, batch, params, context)
+            with context.phase("train"):
+                if feed is not None:
+                    metrics, stats, carry = optimize_streamed(state, feed.parts(), params, context)
+                elif batch is not None:
+                    metrics, stats, carry = optimize(state, batch, params, context)
         except (FatalError, ValueError) as error:
             raise FatalError(f"step {call.step}, weights {label(parent)}: {error}") from error
         context.check()
         result, made = {"metrics": metrics, "stats": stats}, version()
         assert made is not None, "a feed that was read to its end has said what the version is called"
-        manifest = publish_state(state, made, carry, {"result": result}, context)
+        with context.phase("publish"):
+            manifest = publish_state(state, made, carry, {"result": result}, context)
         if alone and manifest.trainer["result"] == result:  # else another attempt won, with other bits
             self._held = replace(state, version=made, carry=carry)
         return manifest

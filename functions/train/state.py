@@ -64,7 +64,8 @@ def load(
     directory = Path(context.scratch) / "train"
     shutil.rmtree(directory, ignore_errors=True)
     base = _base(manifest, params)
-    materialize(context.exchange, base, directory)
+    with context.phase("fetch"):
+        materialize(context.exchange, base, directory)
     frozen_dtype = torch.bfloat16 if params.lora is not None and params.dtype == "bfloat16" else torch.float32
     try:
         load_model = load_causal_lm if params.objective == "policy" else load_critic

@@ -137,6 +137,7 @@ def _container(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
     if spec.gpus:
         limits[config.gpu_resource] = str(spec.gpus)
     env = {
+        "RLHF_FUNCTION": spec.name,
         "RLHF_KIND": spec.kind,
         "RLHF_OPTIONS": json.dumps(dict(spec.options), sort_keys=True),
         "RLHF_EXCHANGE": context.exchange,

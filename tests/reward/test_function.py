@@ -15,12 +15,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from functions.exchange.directory import DirectoryExchange
 from functions.function import Cancelled, Context, FatalError, RetryableError
+from functions.meter import Meter
 from functions.reward.function import RewardFunction
 from functions.samples import Columns, Finish, Ragged, SampleBatch
 from functions.weights.manifest import Manifest, manifest_key
 from functions.wire import Call, Event, Ref, Version
 
 POLICY = Version("actor", 0)
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 ANSWERS = {0: "4", 1: "9"}
 ROWS = {
     str(g): {"data_source": "sums", "prompt": f"{g}?", "reward_model": {"ground_truth": a}, "extra_info": {"n": g}}
@@ -72,7 +74,9 @@ class Bench:
     ) -> tuple[dict[str, dict[tuple[int, int], float]], Mapping[str, Any], Event]:
         inputs = {"samples": [self.samples(responses)], "rows": [self.exchange.put("rows", json.dumps(rows).encode())]}
         call = Call("c", "score", inputs, {"policy": POLICY}, {"score": score, **params})
-        [done] = list(self.function.call(call, Context(self.exchange, str(self.root))))
+        meter = Meter("score", {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"})
+        [done] = list(self.function.call(call, Context(self.exchange, str(self.root), meter=meter)))
+        self.spans = {span.name: span.id for span in meter.spans}
         assert done.ref is not None
         columns = Columns.decode(self.exchange.get(done.ref))
         who = list(zip(columns.group.tolist(), columns.index.tolist(), strict=True))
@@ -253,12 +257,14 @@ class Remote:
     def __init__(self) -> None:
         self.queries: list[dict[str, Any]] = []
         self.answer: tuple[int, bytes] = (200, b"{}")
+        self.traceparents: list[str | None] = []
         remote = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 length = int(self.headers["content-length"])
                 remote.queries.append(json.loads(self.rfile.read(length)))
+                remote.traceparents.append(self.headers["traceparent"])
                 self.send_response(remote.answer[0])
                 self.end_headers()
                 self.wfile.write(remote.answer[1])
@@ -292,6 +298,7 @@ def test_remote_scorer_in_openrlhf_form(bench: Bench, remote: Remote) -> None:
     assert scores["score"] == {(0, 0): 1.0, (0, 1): 0.5, (1, 0): -1.0, (1, 1): 2.0}
     assert scores["acc"][1, 0] == 0.0
     assert scores["length"][1, 1] == 4.0
+    assert remote.traceparents == [f"00-{TRACE}-{bench.spans['score']}-01"], "its own spans can go under ours"
     [query] = remote.queries
     assert query == {
         "query": ["0?4<end>", "0?5<end>", "1?9<end>", "1? 9 <end>"],
