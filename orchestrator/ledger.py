@@ -140,7 +140,8 @@ class Books:
     def usd(self) -> float:
         return total(self.functions).usd
 
-    def to_json(self) -> Json:
+    def to_json(self, *, steps: bool = True) -> Json:
+        """cost.json; `steps` False: without what each committed step cost."""
         return {
             "format": FORMAT,
             "usd": self.usd,
@@ -148,7 +149,7 @@ class Books:
             "functions": {name: dataclasses.asdict(cost) for name, cost in self.functions.items()},
             "serverful": {name: dataclasses.asdict(cost) for name, cost in self.serverful.items()},
             "executions": self.executions,
-            "steps": [step.to_json() for step in self.steps],
+            "steps": [step.to_json() for step in self.steps] if steps else [],
             "open": self.open.to_json(),
         }
 

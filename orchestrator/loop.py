@@ -64,6 +64,8 @@ class Loop:
     settings: Mapping[str, Any]
     """What every train call gets (orchestrator/settings.py)."""
     cost_usd: Callable[[], float]
+    on_plan: Callable[[int, StepPlan], None]
+    """Before a step's work begins."""
     on_report: Callable[[int, Report], Awaitable[None]]
     """Before a step's commit: what is to be kept of its results, whose calls are deleted after the commit."""
     on_commit: Callable[[StepResult], None]
@@ -101,6 +103,7 @@ class Loop:
         draw = Draw(self.prompts, Cursor.from_json(self.last.history["cursor"]), self.job.data.prompts_per_step)
         prompts = draw.next()
         plan = self._plan(prompts, number)
+        self.on_plan(number, plan)
         await self.fleet.keep(plan.keep, lambda name: plan.replicas[name])
         report = Report()
         versions = self.last.versions

@@ -25,10 +25,12 @@ from orchestrator.journal import Record
 from orchestrator.ledger import Books, Ledger, total
 from orchestrator.live import Snapshot, View, time_left_s
 from orchestrator.loop import StepResult
-from orchestrator.planner.base import CallObservation
+from orchestrator.planner.base import CallObservation, StepPlan
 from orchestrator.platforms.base import FunctionSpec, Platform
 from orchestrator.run_directory import write_atomically
 from orchestrator.store import Store
+from orchestrator.telemetry.now import Now
+from orchestrator.telemetry.plans import Plans
 from orchestrator.telemetry.sinks import JsonLines, Sink
 from orchestrator.telemetry.tensorboard import TensorBoard
 from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
@@ -62,9 +64,15 @@ class Recorder:
         for _, metrics in committed:
             self._curves.add(metrics)
         self._trace = Trace(path / "trace.json", now_s=self._begun_s, unix_s=time.time())
+        self._now = Now(path, self._trace.job_s)
+        self._plans = Plans(path)
         events.append("started", {"execution": events.executions + 1, "step": len(records) - 1, "steps": job.steps})
         for record in records:
             self._tell(record)
+
+    def planned(self, step: int, plan: StepPlan) -> None:
+        """What a step is about to do."""
+        self._plans.write(step, plan)
 
     def books(self) -> Books:
         """The job's cost until now, as written to cost.json."""
@@ -108,6 +116,8 @@ class Recorder:
             for call in result.report.calls
         ]
         self._trace.write(spans, usage, now_s)
+        self._now.look(self._platform.replicas(), now_s)
+        self._now.committed()
         self._view.committed(self.snapshot(fleet))
 
     def note(self, message: str) -> None:
@@ -137,9 +147,13 @@ class Recorder:
             now_s, usage = asyncio.get_running_loop().time(), self._platform.usage()
             self._ledger.update(usage, now_s)
             self._trace.write([], usage, now_s)
+            self._now.look(self._platform.replicas(), now_s)
+            self._now.committed()
+            self._now.write(len(self._records), self._ledger.books, now_s)
             for sink in self._sinks:
                 sink.close()
             self._trace.close()
+            self._plans.close()
             self._view.close()
 
     async def _watch(self, fleet: Fleet) -> None:
@@ -150,6 +164,8 @@ class Recorder:
             if clock() >= written_s + BOOKS_EVERY_S:
                 self.books()
                 written_s = clock()
+            self._now.look(self._platform.replicas(), clock())
+            self._now.write(len(self._records), self._ledger.books, clock())
             snapshot = self.snapshot(fleet)
             self._view.changed(snapshot)
             replicas = {name: exist for name, (exist, _) in snapshot.replicas.items()}

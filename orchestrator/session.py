@@ -110,6 +110,7 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
         limits=function_limits(job, specs),
         settings=run.prepared.settings,
         cost_usd=recorder.cost_usd,
+        on_plan=recorder.planned,
         on_report=recorder.keep_samples,
         on_commit=lambda result: recorder.committed(result, fleet),
     )

@@ -28,6 +28,7 @@ from orchestrator.api import problems
 from orchestrator.api.auth import Tokens
 from orchestrator.api.feed import Feeds
 from orchestrator.api.jobs import Jobs
+from orchestrator.api.look.routes import look_routes
 from orchestrator.api.problems import ApiError, Problem, responses
 from orchestrator.api.routes import Site, job_routes
 from orchestrator.api.telemetry import CONTENT_TYPE, Measured, RequestMetrics, job_lines
@@ -78,6 +79,7 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens | None) -> FastAPI:
             tokens.check(request.headers.get("authorization"), "write")
 
     app.include_router(job_routes(jobs, Feeds(jobs), site, reads, writes))
+    app.include_router(look_routes(jobs, reads))
 
     @app.get(
         "/healthz", operation_id="health", tags=["server"], summary="The server answers, and keeps jobs going",

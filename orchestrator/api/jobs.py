@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from functions.exchange.base import ExchangeError
+from functions.wire import Json
 from orchestrator.api.launch import OUTPUT, Launcher
 from orchestrator.api.problems import ApiError
 from orchestrator.api.summary import Summary, SummaryFile
@@ -34,6 +35,8 @@ from orchestrator.config import JobConfig
 from orchestrator.errors import OrchestratorError, RunError
 from orchestrator.events import EventType, tell_end
 from orchestrator.run_directory import RunDirectory, write_atomically
+from orchestrator.telemetry.now import FILE as NOW
+from orchestrator.telemetry.now import NowFile
 
 State = Literal["queued", "running", "interrupted", "succeeded", "failed", "cancelled"]
 STATES: tuple[State, ...] = get_args(State)
@@ -58,6 +61,8 @@ class Job:
     config: JobConfig
     summary: Summary
     alive: bool
+    now: Json | None = None
+    """Its now.json (orchestrator/telemetry/now.py); None: a run that has none."""
 
     @property
     def state(self) -> State:
@@ -90,6 +95,7 @@ class Jobs:
         self._summaries: dict[str, SummaryFile] = {}
         self._configs: dict[str, JobConfig] = {}
         self._wishes: dict[str, Wish] = {}
+        self._nows: dict[str, NowFile] = {}
         self._alive: frozenset[str] = frozenset()
         try:
             (runs / KEYS).mkdir(parents=True, exist_ok=True)
@@ -156,7 +162,8 @@ class Jobs:
                 self._wishes[id] = Wish.read(directory)
             file = self._summaries.setdefault(id, SummaryFile(directory / "events.jsonl"))
             alive = id in self._alive or RunDirectory(directory).holder() is not None
-            return Job(id, self._wishes[id], self._configs[id], replace(file.read()), alive)
+            now = self._nows.setdefault(id, NowFile(directory / NOW)).read()
+            return Job(id, self._wishes[id], self._configs[id], replace(file.read()), alive, now)
 
     def cancel(self, id: str) -> Job:
         """Raises ApiError 409 for a job that has ended."""
@@ -196,6 +203,7 @@ class Jobs:
             gone = self.runs / f"{DELETED}-{id}-{secrets.token_hex(4)}"
             self.directory(id).rename(gone)
             self._summaries.pop(id, None)
+            self._nows.pop(id, None)
             self._configs.pop(id, None)
             self._wishes.pop(id, None)
         shutil.rmtree(gone, ignore_errors=True)

@@ -7,6 +7,10 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from orchestrator.api.jobs import Job, State
+from orchestrator.api.summary import Summary
+
+SCORE = "critic/score/mean"
+TREND = 40
 
 
 class JobView(BaseModel):
@@ -26,6 +30,10 @@ class JobView(BaseModel):
     stages: list[str] = Field(description="Functions at work now")
     replicas: dict[str, int] = Field(description="Replicas that exist now, by function")
     metrics: dict[str, float] = Field(description="The few of the last step that a person follows")
+    trend: list[float] = Field(description="Mean score of at most 40 steps, evenly spread, oldest first")
+    spent_usd: float | None = Field(description="As of the last look into the books, within a step too")
+    serverful_usd: float | None = Field(description="What reserved machines would have cost by the same moment")
+    last_event: int = Field(description="Id of its last event")
     sample_failures: int = Field(description="Samples that were dropped because their scorer failed")
     message: str | None = Field(description="Why it has failed or was cancelled")
 
@@ -41,59 +49,10 @@ class JobList(BaseModel):
     next: str | None = Field(description="Pass it as `after` for the next page; null at the end")
 
 
-class Metrics(BaseModel):
-    """A column per metric; null where a step has none of it."""
-
-    steps: list[int]
-    metrics: dict[str, list[float | None]]
-
-
-class FunctionCost(BaseModel):
-    replica_s: float
-    busy_s: float
-    gpu_s: float
-    usd: float
-    starts: int
-
-
-class StepCost(BaseModel):
-    step: int
-    wall_s: float
-    usd: float
-    functions: dict[str, FunctionCost]
-
-
-class CostView(BaseModel):
-    """The books of a job: until now, by function, by step, and what reserved machines would have cost."""
-
-    usd: float
-    wall_s: float
-    functions: dict[str, FunctionCost]
-    serverful: dict[str, FunctionCost]
-    executions: int
-    steps: list[StepCost]
-    open: StepCost | None = Field(description="The step that is not committed yet; null before the first books")
-
-
-class Checkpoint(BaseModel):
-    """The versions of a job's models as of a step, whose weights are still kept."""
-
-    step: int
-    created_at: float
-    versions: dict[str, dict[str, Any]]
-
-
-class Checkpoints(BaseModel):
-    checkpoints: list[Checkpoint] = Field(description="Oldest first")
-    model: bool = Field(description="The final model was exported to `model/` of the run directory")
-
-
-class Samples(BaseModel):
-    """Samples of one step: prompt, response, reward."""
-
-    step: int | None
-    total: int = Field(description="How many of them match")
-    samples: list[dict[str, Any]]
+def trend(summary: Summary) -> list[float]:
+    """The mean scores of at most TREND steps."""
+    scores = [e.data["metrics"][SCORE] for e in summary.commits if SCORE in e.data["metrics"]]
+    return scores if len(scores) <= TREND else [scores[(len(scores) - 1) * k // (TREND - 1)] for k in range(TREND)]
 
 
 def view(job: Job) -> dict[str, Any]:
@@ -114,6 +73,10 @@ def view(job: Job) -> dict[str, Any]:
         "stages": summary.stages if job.alive else [],
         "replicas": summary.replicas if job.alive else {},
         "metrics": summary.metrics,
+        "trend": trend(summary),
+        "spent_usd": None if job.now is None else job.now["usd"],
+        "serverful_usd": None if job.now is None else job.now["serverful_usd"],
+        "last_event": summary.last_id,
         "sample_failures": summary.sample_failures,
         "message": summary.message if job.settled else None,
     }

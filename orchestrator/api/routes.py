@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -17,16 +17,11 @@ from orchestrator.api.feed import Feeds
 from orchestrator.api.jobs import ID, Job, Jobs, State
 from orchestrator.api.problems import ApiError, responses
 from orchestrator.api.redact import redacted
-from orchestrator.api.rows import MetricRows, columns
 from orchestrator.api.submission import JSON_TYPE, TOML_TYPE, read_job
-from orchestrator.errors import RunError
 from orchestrator.events import EVENT_TYPES
-from orchestrator.ledger import Books, StepCost, read_books
 
 LARGEST_JOB_BYTES = 1 << 20
 JobId = Annotated[str, Path(pattern=ID, max_length=48, description="A job's id")]
-AnyStep = Annotated[int | None, Query(ge=0, le=10**9)]
-SortKey = Literal["index", "score", "-score", "tokens", "-tokens"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,6 @@ def job_routes(
 ) -> APIRouter:
     """`reads` and `writes` are the dependencies that check the caller's token."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-    rows = MetricRows()
     reading, writing = [Depends(reads)], [Depends(writes)]
     known = responses(401, 404, 422)
     steers = responses(401, 403, 404, 409, 422)
@@ -118,63 +112,6 @@ def job_routes(
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(feeds.follow(id, seen), media_type="text/event-stream", headers=headers)
 
-    @router.get(
-        "/{id}/metrics", operation_id="getMetrics", summary="Metrics by step, under verl's names",
-        response_model=models.Metrics, dependencies=reading, responses=known,
-    )  # fmt: skip
-    def metrics(
-        id: JobId,
-        name: Annotated[
-            list[str] | None, Query(description="Only these; a name that ends in `/` is a beginning")
-        ] = None,
-        from_step: Annotated[int, Query(ge=0, le=10**9)] = 0,
-        to_step: AnyStep = None,
-    ) -> Response:
-        found = rows.read(jobs.directory(jobs.get(id).id) / "metrics.jsonl")
-        steps, values = columns(found, names=name or (), from_step=from_step, to_step=to_step)
-        return Response(json.dumps({"steps": steps, "metrics": values}), media_type=JSON_TYPE)
-
-    @router.get(
-        "/{id}/cost", operation_id="getCost", summary="Replica-seconds and dollars, by function and step",
-        response_model=models.CostView, dependencies=reading, responses=known,
-    )  # fmt: skip
-    def cost(id: JobId) -> dict[str, Any]:
-        books = read_books(jobs.directory(jobs.get(id).id) / "cost.json")
-        if books is None:
-            return Books([], StepCost(0), StepCost(0), 0).to_json() | {"open": None}
-        return books.to_json()
-
-    @router.get(
-        "/{id}/checkpoints", operation_id="listCheckpoints", summary="Versions whose weights are kept",
-        response_model=models.Checkpoints, dependencies=reading, responses=known,
-    )  # fmt: skip
-    def checkpoints(id: JobId) -> dict[str, Any]:
-        job = jobs.get(id)
-        commits = job.summary.commits
-        kept = commits[:1] + commits[1:][-job.config.checkpoints.keep :]
-        listed = [{"step": e.data["step"], "created_at": e.time, "versions": e.data["versions"]} for e in kept]
-        return {"checkpoints": listed, "model": (jobs.directory(job.id) / "model").is_dir()}
-
-    @router.get(
-        "/{id}/samples", operation_id="listSamples", summary="Samples of a step: prompt, response, reward",
-        response_model=models.Samples, dependencies=reading, responses=known,
-    )  # fmt: skip
-    def samples(
-        id: JobId,
-        step: Annotated[int | None, Query(ge=0, le=10**9, description="Default: the last that has any")] = None,
-        contains: Annotated[str | None, Query(max_length=200, description="In the prompt or the response")] = None,
-        sort: SortKey = "index",
-        offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    ) -> dict[str, Any]:
-        number, found = read_samples(jobs.directory(jobs.get(id).id) / "samples", step)
-        if contains:
-            found = [s for s in found if contains in s["response"] or contains in s["prompt"]]
-        if sort != "index":
-            key = sort.lstrip("-")
-            found = sorted(found, key=lambda s: float(s.get(key) or 0.0), reverse=sort.startswith("-"))
-        return {"step": number, "total": len(found), "samples": found[offset : offset + limit]}
-
     @router.post(
         "/{id}/cancel", operation_id="cancelJob", summary="Stop a job; what is committed stays", status_code=202,
         response_model=models.JobView, dependencies=writing, responses=steers,
@@ -211,8 +148,8 @@ def _body() -> dict[str, Any]:
 def _links() -> dict[str, Any]:
     """What can be asked of the job that was made."""
     parameters = {"id": "$response.body#/id"}
-    names = ("getJob", "followEvents", "getMetrics", "getCost", "listCheckpoints", "listSamples", "cancelJob",
-             "resumeJob", "deleteJob")  # fmt: skip
+    names = ("getJob", "followEvents", "getMetrics", "getCost", "getCostSteps", "listCheckpoints", "listSamples",
+             "getReplicas", "getPlan", "listEvents", "getOutput", "cancelJob", "resumeJob", "deleteJob")  # fmt: skip
     return {name: {"operationId": name, "parameters": parameters} for name in names}
 
 
@@ -256,19 +193,3 @@ def _detail(job: Job) -> dict[str, Any]:
     if knative is not None:
         knative["env"] = dict.fromkeys(knative["env"], "***")
     return _view(job) | {"config": config | {"name": job.wish.name}}
-
-
-def read_samples(directory: FilePath, step: int | None) -> tuple[int | None, list[dict[str, Any]]]:
-    """The step (the last that has samples, where none is given) and its samples. Raises ApiError 404, RunError."""
-    if step is None:
-        names = sorted(path.stem for path in directory.glob("[0-9]*.jsonl"))
-        if not names:
-            return None, []
-        step = int(names[-1])
-    path = directory / f"{step:06d}.jsonl"
-    try:
-        return step, [json.loads(line) for line in path.read_bytes().splitlines()]
-    except FileNotFoundError:
-        raise ApiError(404, f"step {step} has no samples") from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read: {error}") from error

@@ -60,6 +60,10 @@ class Usage:
     started_s: float
     stopped_s: float | None
     busy_s: float
+    ready_s: float | None = None
+    """When it could first take a call; None: never yet, or the platform does not tell."""
+    draining_s: float | None = None
+    """When it was asked to go; None: it was not."""
 
 
 class PlatformError(RunError):

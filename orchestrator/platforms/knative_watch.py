@@ -33,6 +33,8 @@ class Pod:
     stopped_s: float | None = None
     state: ReplicaState = "starting"
     since_s: float = 0.0
+    ready_s: float | None = None
+    draining_s: float | None = None
     busy_s: float = 0.0
     busy_since_s: float | None = None
     reason: Reason | None = None
@@ -51,6 +53,10 @@ class Pod:
     def enter(self, state: ReplicaState, now_s: float) -> None:
         if state != self.state:
             self.state, self.since_s = state, now_s
+            if state == "draining":
+                self.draining_s = now_s
+            elif state != "starting" and self.ready_s is None:
+                self.ready_s = now_s
 
 
 class Pods:
@@ -147,6 +153,8 @@ class Pods:
                 pod.started_s or 0.0,
                 pod.stopped_s,
                 pod.busy_s + (0.0 if pod.busy_since_s is None else now_s - pod.busy_since_s),
+                pod.ready_s,
+                pod.draining_s,
             )
             for pod in lives
         ]

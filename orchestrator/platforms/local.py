@@ -43,6 +43,8 @@ class _Replica:
     scratch: Path
     state: ReplicaState = "starting"
     since_s: float = 0.0
+    ready_s: float | None = None
+    draining_s: float | None = None
     stopped_s: float | None = None
     busy_s: float = 0.0
     busy_since_s: float | None = None
@@ -50,6 +52,11 @@ class _Replica:
 
     def enter(self, state: ReplicaState, now_s: float) -> None:
         self.state, self.since_s = state, now_s
+        if state == "draining":
+            self.draining_s = now_s if self.draining_s is None else self.draining_s
+        elif state != "starting":
+            self.ready_s = now_s if self.ready_s is None else self.ready_s
+            self.draining_s = None
 
 
 @dataclass(eq=False)
@@ -151,6 +158,8 @@ class LocalPlatform:
                 r.started_s,
                 r.stopped_s,
                 r.busy_s + (0.0 if r.busy_since_s is None else now_s - r.busy_since_s),
+                r.ready_s,
+                r.draining_s,
             )
             for r in self._lives
         ]
@@ -298,6 +307,7 @@ class LocalPlatform:
             "options": dict(spec.options),
             "exchange": self._exchange,
             "job": self._job,
+            "function": spec.name,
             "name": replica.name,
             "threads": max(1, int(spec.cpus)),
             "scratch": str(replica.scratch),
@@ -307,7 +317,6 @@ class LocalPlatform:
             replica.scratch.mkdir()
             replica.process = await self._launcher.start(settings, path, replica.log)
             if replica.state == "draining" or self._closed:
-            "function": spec.name,
                 replica.process.kill()
             else:
                 replica.enter("idle", self._now_s())

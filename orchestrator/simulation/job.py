@@ -90,6 +90,7 @@ async def _simulate(scenario: Scenario, policy: Policy, goal: Goal, deterministi
         limits=scenario.limits(policy.colocated),
         settings=train_settings(job, recipe),
         cost_usd=lambda: price * platform.gpu_s(),
+        on_plan=lambda _step, _plan: None,
         on_report=reported,
         on_commit=committed,
     )

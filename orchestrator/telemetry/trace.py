@@ -70,7 +70,7 @@ class Trace:
         write. Raises RunError where the file cannot be written.
         """
         lives = [
-            TraceSpan(u.function, u.replica, "replica", u.started_s, u.stopped_s, {"busy_s": u.busy_s})
+            TraceSpan(u.function, u.replica, "replica", u.started_s, u.stopped_s, _life(u, u.stopped_s))
             for u in usage
             if u.stopped_s is not None and (u.function, u.replica, u.started_s) not in self._lives
         ]
@@ -84,6 +84,10 @@ class Trace:
 
     def close(self) -> None:
         os.close(self._file)
+
+    def job_s(self, time_s: float) -> float:
+        """Seconds since the job's first execution began, of an event-loop time."""
+        return time_s - self._zero_s
 
     def _append(self, data: bytes) -> None:
         try:
@@ -134,6 +138,16 @@ class Trace:
                 events.append({"ph": "C", "name": "replicas", "pid": process, "tid": 0, "ts": self._us(time_s),
                                "args": {"replicas": count}})  # fmt: skip
         return events
+
+
+def _life(usage: Usage, stopped_s: float) -> dict[str, float]:
+    """What a replica did with its life, in seconds: `starting_s` at its beginning, `draining_s` at its end."""
+    args = {"busy_s": usage.busy_s}
+    if usage.ready_s is not None:
+        args["starting_s"] = usage.ready_s - usage.started_s
+    if usage.draining_s is not None:
+        args["draining_s"] = stopped_s - usage.draining_s
+    return args
 
 
 def _metadata(process: int, thread: int, kind: str, **args: Any) -> Json:

@@ -168,9 +168,12 @@ def test_a_finished_run(api: httpx.Client) -> None:
     assert whole == {
         "steps": [0, 1, 2, 3],
         "metrics": {"actor/kl": [0.0, 0.1, 0.2, 0.3], "critic/score/mean": [None, 0.5, 0.5, 0.5]},
+        "low": {},
+        "high": {},
+        "names": ["actor/kl", "critic/score/mean"],
     }
     part = api.get("/v1/jobs/done/metrics", params={"name": ["actor/", "none"], "from_step": 2, "to_step": 2}).json()
-    assert part == {"steps": [2], "metrics": {"actor/kl": [0.2]}}
+    assert (part["steps"], part["metrics"]) == ([2], {"actor/kl": [0.2]})
     cost = api.get("/v1/jobs/done/cost").json()
     assert (cost["usd"], cost["wall_s"], [step["usd"] for step in cost["steps"]]) == (4.0, 4.0, [1.0] * 4)
     kept = api.get("/v1/jobs/done/checkpoints").json()

@@ -1,4 +1,4 @@
-"""metrics.jsonl as columns: of the runs that were asked for last, only what was appended is parsed again."""
+"""JSON lines of a file that grows: of those that were asked for last, only what was appended is parsed again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from orchestrator.errors import RunError
 
 KEPT = 16
-"""Runs whose rows stay parsed."""
+"""Files whose lines stay parsed."""
 
 
 @dataclass
@@ -24,19 +23,20 @@ class _File:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
-class MetricRows:
-    """Thread-safe."""
+class Tails:
+    """Thread-safe. `keep` files at most stay parsed."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: int = KEPT) -> None:
+        self._keep = keep
         self._files: OrderedDict[Path, _File] = OrderedDict()
         self._lock = threading.Lock()
 
     def read(self, path: Path) -> list[dict[str, Any]]:
-        """One dict per committed step, in order. Raises RunError for a file that holds something else."""
+        """The whole lines, in order; none where there is no file. Raises RunError for a file of something else."""
         with self._lock:
             file = self._files.setdefault(path, _File())
             self._files.move_to_end(path)
-            while len(self._files) > KEPT:
+            while len(self._files) > self._keep:
                 self._files.popitem(last=False)
             try:
                 stat = os.stat(path)
@@ -54,18 +54,3 @@ class MetricRows:
             except (OSError, ValueError) as error:
                 raise RunError(f"{path}: cannot be read: {error}") from error
             return file.rows
-
-
-def columns(
-    rows: Collection[dict[str, Any]], *, names: Collection[str], from_step: int, to_step: int | None
-) -> tuple[list[int], dict[str, list[float | None]]]:
-    """The steps from `from_step` to `to_step`, and a column per metric that any of them has; None where one lacks it.
-
-    `names` chooses metrics: exact names, or beginnings that end in `/` (`actor/`); empty: all.
-    """
-    chosen = [r for r in rows if r["step"] >= from_step and (to_step is None or r["step"] <= to_step)]
-    present = sorted({name for row in chosen for name in row} - {"step"})
-    if names:
-        exact, beginnings = set(names), tuple(name for name in names if name.endswith("/"))
-        present = [name for name in present if name in exact or name.startswith(beginnings)]
-    return [int(row["step"]) for row in chosen], {name: [row.get(name) for row in chosen] for name in present}

@@ -1,0 +1,129 @@
+"""What the looking routes answer. Times are Unix seconds, or seconds since the job's first execution began (`_s`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+
+class Metrics(BaseModel):
+    """A column per metric; null where a step has none of it."""
+
+    steps: list[int] = Field(description="With `points`, the last step of each run")
+    metrics: dict[str, list[float | None]] = Field(description="With `points`, the mean over each run of steps")
+    low: dict[str, list[float | None]] = Field(description="The least of each run; empty without `points`")
+    high: dict[str, list[float | None]] = Field(description="The greatest of each run; empty without `points`")
+    names: list[str] = Field(description="Every metric that any of the run's steps has")
+
+
+class FunctionCost(BaseModel):
+    replica_s: float
+    busy_s: float
+    gpu_s: float
+    usd: float
+    starts: int
+
+
+class StepCost(BaseModel):
+    step: int
+    wall_s: float
+    usd: float
+    functions: dict[str, FunctionCost]
+
+
+class CostView(BaseModel):
+    """The books of a job: until now, by function, by step, and what reserved machines would have cost."""
+
+    usd: float
+    wall_s: float
+    functions: dict[str, FunctionCost]
+    serverful: dict[str, FunctionCost]
+    executions: int
+    steps: list[StepCost]
+    open: StepCost | None = Field(description="The step that is not committed yet; null before the first books")
+
+
+class CostSteps(BaseModel):
+    """The books as columns: sums over runs of committed steps."""
+
+    steps: list[int] = Field(description="The last step of each run")
+    counts: list[int] = Field(description="Steps of each run")
+    wall_s: list[float]
+    functions: dict[str, dict[str, list[float]]] = Field(description="function: measure: one number per run")
+    serverful: dict[str, list[float]] = Field(description="The same on reserved machines, by measure")
+
+
+class Checkpoint(BaseModel):
+    """The versions of a job's models as of a step, whose weights are still kept."""
+
+    step: int
+    created_at: float
+    versions: dict[str, dict[str, Any]]
+
+
+class Checkpoints(BaseModel):
+    checkpoints: list[Checkpoint] = Field(description="Oldest first")
+    model: bool = Field(description="The final model was exported to `model/` of the run directory")
+
+
+class Samples(BaseModel):
+    """Samples of one step: prompt, response, reward."""
+
+    step: int | None
+    steps: list[int] = Field(description="The first and the last step that have samples; empty: none has")
+    total: int = Field(description="How many of them match")
+    samples: list[dict[str, Any]] = Field(
+        description="group, index, prompt, response, score, tokens, finish, version; `mismatch`: mean absolute "
+        "difference of the trainer's and the engine's log-probabilities of its tokens"
+    )
+
+
+class FunctionTimeline(BaseModel):
+    """One function's replicas. Either `counts`, or `lives` and `calls`."""
+
+    name: str
+    most: int = Field(description="Replicas that it may have")
+    lives: list[tuple[int, float, float, float, float, str]] = Field(
+        default=[], description="lane, start, ready, draining, stop, replica"
+    )
+    calls: list[tuple[int, float, float, str]] = Field(default=[], description="lane, start, stop, operation")
+    counts: dict[str, list[float]] = Field(
+        default={}, description="By state (busy, idle, starting, draining): the mean number of replicas in each bin"
+    )
+
+
+class Timeline(BaseModel):
+    """Replicas over a window of time."""
+
+    from_s: float
+    to_s: float
+    end_s: float = Field(description="The last moment that is known")
+    begun_at: float | None = Field(description="When the job's first execution began; Unix seconds")
+    alive: bool = Field(description="An orchestrator is at work on it")
+    lanes: bool = Field(description="Each replica is told (else counts by state)")
+    functions: list[FunctionTimeline]
+    steps: list[tuple[int, float, float]] = Field(description="number, start, stop of committed steps")
+
+
+class Plan(BaseModel):
+    """What the planner decided before a step; null where the run has no such step."""
+
+    step: int | None
+    time: float | None
+    plan: dict[str, Any] | None
+    actual: dict[str, float] = Field(description="Of the committed step: step_s, cost_usd")
+
+
+class EventPage(BaseModel):
+    """Events, newest first."""
+
+    events: list[dict[str, Any]]
+    total: int = Field(description="How many of the kinds that were asked for")
+    next: int | None = Field(description="Pass it as `before` for the next page; null at the end")
+
+
+class Output(BaseModel):
+    """What the orchestrator has printed: its last lines."""
+
+    lines: list[str]

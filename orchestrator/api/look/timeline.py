@@ -1,0 +1,210 @@
+"""Replicas over a window of time: each one in its lane where there is room for it, counts by state where there is not.
+
+State of a replica: starting until it is ready, draining from when it was asked to go, busy while a call is open, else
+idle. Counts are means over a bin: with F(t) = sum over intervals [a, b] of max(0, t - a) - max(0, t - b), the mean
+number of intervals that are open between t and u is (F(u) - F(t)) / (u - t), which needs two sorted arrays per state.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from functions.wire import Json
+from orchestrator.api.look.trace import Function, Lane, Life, TraceFile, Work, place
+from orchestrator.telemetry.now import FILE, read_now
+
+KEPT = 16
+"""Runs whose traces stay parsed."""
+ALWAYS = ("generate", "reward", "train")
+"""Functions that every job has."""
+Array = npt.NDArray[np.float64]
+Interval = tuple[float, float]
+
+
+@dataclass
+class _Integral:
+    """F(t) of some intervals."""
+
+    starts: Array
+    stops: Array
+    start_sums: Array
+    stop_sums: Array
+
+    @classmethod
+    def of(cls, intervals: list[Interval]) -> _Integral:
+        pairs = np.array(intervals, np.float64).reshape(-1, 2)
+        starts, stops = np.sort(pairs[:, 0]), np.sort(pairs[:, 1])
+        return cls(starts, stops, np.cumsum(np.r_[0.0, starts]), np.cumsum(np.r_[0.0, stops]))
+
+    def means(self, edges: Array) -> Array:
+        """The mean number of open intervals between each two of `edges`, which ascend."""
+        begun, ended = np.searchsorted(self.starts, edges), np.searchsorted(self.stops, edges)
+        integral = begun * edges - self.start_sums[begun] - (ended * edges - self.stop_sums[ended])
+        return np.diff(integral) / np.diff(edges)
+
+    def count(self, begin: float, end: float) -> int:
+        """How many intervals touch [begin, end]."""
+        return int(np.searchsorted(self.starts, end) - np.searchsorted(self.stops, begin))
+
+
+@dataclass
+class _Run:
+    """A run's parsed trace, and what was worked out of it."""
+
+    trace: TraceFile
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    version: int = -1
+    integrals: dict[str, tuple[_Integral, _Integral, _Integral, _Integral]] = field(default_factory=dict)
+    """By function: alive, starting, busy, draining; of what is in the trace."""
+
+
+class Timelines:
+    """Thread-safe."""
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[Path, _Run] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def window(
+        self, directory: Path, may_have: Callable[[str], int], *, from_s: float | None, to_s: float | None, bins: int,
+        most: int, alive: bool,
+    ) -> Json:  # fmt: skip
+        """The Timeline of models.py. `may_have`: a function's greatest number of replicas; `most`: rectangles that
+        lanes may have. Raises RunError for files that are none.
+        """
+        with self._lock:
+            run = self._runs.setdefault(directory, _Run(TraceFile(directory / "trace.json")))
+            self._runs.move_to_end(directory)
+            while len(self._runs) > KEPT:
+                self._runs.popitem(last=False)
+        with run.lock:
+            now = read_now(directory / FILE)
+            trace = run.trace.read()
+            if run.version != trace.version:
+                run.version, run.integrals = trace.version, {n: _integrals(f) for n, f in trace.functions.items()}
+            end_s = max([stop for _, _, stop in trace.steps[-1:]] + ([now["at_s"]] if now else []), default=0.0)
+            begin = 0.0 if from_s is None else min(from_s, end_s)
+            end = end_s if to_s is None else to_s
+            end = max(end, begin + 1e-3)
+            open_ = _open(trace, now, end_s)
+            count = sum(s[0].count(begin, end) + s[2].count(begin, end) for s in run.integrals.values())
+            lanes = count + sum(len(lives) + len(works) for lives, works in open_.values()) <= most
+            edges = np.linspace(begin, end, bins + 1)
+            found = []
+            for name in sorted({*ALWAYS, *trace.functions, *open_}, key=_order):
+                known = trace.functions.get(name) or Function()
+                row: Json = {"name": name, "most": may_have(name)}
+                lives, works = open_.get(name, ([], []))
+                if lanes:
+                    row |= _lanes(known, lives, works, begin, end)
+                else:
+                    sums = run.integrals.get(name) or _integrals(known)
+                    row |= _counts(sums, lives, works, edges)
+                found.append(row)
+            marks = [step for step in trace.steps if step[2] > begin and step[1] < end]
+            return {
+                "from_s": begin,
+                "to_s": end,
+                "end_s": end_s,
+                "begun_at": trace.begun_at,
+                "alive": alive,
+                "lanes": lanes,
+                "functions": found,
+                "steps": [list(step) for step in marks[:: max(1, len(marks) // bins)]],
+            }
+
+
+def _order(name: str) -> tuple[int, str]:
+    """As a step uses them: generate, reward, what says more about samples, training of critics, train."""
+    return {"generate": 0, "reward": 1, "train": 4}.get(name, 3 if name.startswith("train-") else 2), name
+
+
+def _open(trace: TraceFile, now: Json | None, end_s: float) -> dict[str, tuple[list[Life], list[Work]]]:
+    """Lives that the trace does not have yet, by function, with the work that was seen; those without an end last
+    until now.
+    """
+    found: dict[str, tuple[list[Life], list[Work]]] = {}
+    committed_s = trace.steps[-1][2] if trace.steps else 0.0
+    for seen in (now or {}).get("lives", ()):
+        lives, works = found.setdefault(seen["function"], ([], []))
+        stop_s = end_s if seen["stop_s"] is None else seen["stop_s"]
+        phases = [*seen["phases"], [None, stop_s]]
+        spans = [(a[0], a[1], b[1]) for a, b in itertools.pairwise(phases)]
+        ready_s = next((since for state, since, _ in spans if state != "starting"), stop_s)
+        if spans and spans[0][0] not in ("starting", None) and spans[0][1] > seen["start_s"]:
+            ready_s = seen["start_s"]  # the phases before the last commit are given up
+        draining_s = next((since for state, since, _ in spans if state == "draining"), stop_s)
+        lives.append(Life(seen["replica"], seen["start_s"], ready_s, draining_s, stop_s))
+        works += [
+            Work(seen["replica"], max(since, committed_s), until, "")
+            for state, since, until in spans
+            if state == "busy" and until > committed_s
+        ]
+    for name, function in trace.functions.items():
+        lives, _ = found.setdefault(name, ([], []))
+        named = {life.replica for life in lives}
+        for replica, which in function.lifeless().items():
+            if replica not in named:  # its orchestrator was killed: it lived at least as long as it worked
+                start_s, stop_s = function.work[which[0]].start_s, function.work[which[-1]].stop_s
+                lives.append(Life(replica, start_s, start_s, stop_s, stop_s))
+    return found
+
+
+def _lanes(function: Function, lives: list[Life], works: list[Work], begin: float, end: float) -> Json:
+    """Lives [lane, start, ready, draining, stop, replica] and calls [lane, start, stop, operation] of the window."""
+    lanes = [Lane(list(lane.starts), list(lane.stops)) for lane in function.lanes] if lives else function.lanes
+    rows: dict[str, int] = {}
+    shown: list[list[int | float | str]] = [
+        [row, life.start_s, life.ready_s, life.draining_s, life.stop_s, life.replica]
+        for life, row in zip(function.lives, function.rows, strict=True)
+        if life.stop_s > begin and life.start_s < end
+    ]
+    for life in lives:
+        rows[life.replica] = place(lanes, life.start_s, life.stop_s)
+        if life.stop_s > begin and life.start_s < end:
+            shown.append([rows[life.replica], life.start_s, life.ready_s, life.draining_s, life.stop_s, life.replica])
+    calls: list[list[int | float | str]] = [
+        [row if row >= 0 else rows.get(work.replica, 0), work.start_s, work.stop_s, work.operation]
+        for work, row in zip(function.work, function.row_of, strict=True)
+        if work.stop_s > begin and work.start_s < end
+    ]
+    calls += [
+        [rows[w.replica], w.start_s, w.stop_s, w.operation] for w in works if w.stop_s > begin and w.start_s < end
+    ]
+    return {"lives": [_rounded(row) for row in shown], "calls": [_rounded(row) for row in calls]}
+
+
+def _rounded(row: list[int | float | str]) -> list[int | float | str]:
+    return [round(value, 4) if isinstance(value, float) else value for value in row]
+
+
+def _integrals(function: Function) -> tuple[_Integral, _Integral, _Integral, _Integral]:
+    return _of(function.lives, function.work)
+
+
+def _of(lives: list[Life], works: list[Work]) -> tuple[_Integral, _Integral, _Integral, _Integral]:
+    return (
+        _Integral.of([(life.start_s, life.stop_s) for life in lives]),
+        _Integral.of([(life.start_s, life.ready_s) for life in lives]),
+        _Integral.of([(work.start_s, work.stop_s) for work in works]),
+        _Integral.of([(life.draining_s, life.stop_s) for life in lives]),
+    )
+
+
+def _counts(
+    sums: tuple[_Integral, _Integral, _Integral, _Integral], lives: list[Life], works: list[Work], edges: Array
+) -> Json:
+    alive, starting, busy, draining = (
+        a.means(edges) + b.means(edges) for a, b in zip(sums, _of(lives, works), strict=True)
+    )
+    idle = np.maximum(0.0, alive - starting - busy - draining)
+    states = {"busy": busy, "idle": idle, "starting": starting, "draining": draining}
+    return {"counts": {name: np.round(np.maximum(0.0, values), 3).tolist() for name, values in states.items()}}

@@ -1,0 +1,67 @@
+"""`plans.jsonl`: what the planner decided before each step, one line a plan.
+
+    step, time (Unix seconds), replicas, keep, micro_batch, cut_below, migrate_to, overlap
+    shards                 samples of each generate replica
+    predicted_step_s, predicted_cost_usd     null where the planner predicts nothing
+    stages                 [[function, start_s, stop_s], ...] from the step's start
+    curve, chosen          [[replicas, time_s, cost_usd, gpu_s], ...] of generate, and the number that was taken
+
+A step that is begun again has a line for each time; the last one counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+from functions.wire import Json
+from orchestrator.errors import RunError
+from orchestrator.planner.base import StepPlan
+
+FILE = "plans.jsonl"
+
+
+class Plans:
+    """Appends to `directory`/plans.jsonl, each line in one write."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+        try:
+            whole = self._path.read_bytes() if self._path.exists() else b""
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.ftruncate(self._file, whole.rfind(b"\n") + 1)  # half a line of an execution that was killed
+        except OSError as error:
+            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
+
+    def write(self, step: int, plan: StepPlan) -> None:
+        """Raises RunError where it cannot be written."""
+        line = json.dumps({"step": step, "time": round(time.time(), 3), **plan_json(plan)}).encode() + b"\n"
+        try:
+            written = os.write(self._file, line)
+        except OSError as error:
+            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
+        if written < len(line):
+            raise RunError(f"{self._path}: cannot be written: the disk is full")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def plan_json(plan: StepPlan) -> Json:
+    """The plan as a line has it: shards as their sizes, without the predicted lengths."""
+    return {
+        "replicas": dict(plan.replicas),
+        "keep": sorted(plan.keep),
+        "micro_batch": plan.micro_batch,
+        "cut_below": plan.cut_below,
+        "migrate_to": plan.migrate_to,
+        "overlap": plan.overlap,
+        "shards": [len(shard) for shard in plan.shards],
+        "predicted_step_s": plan.predicted_step_s,
+        "predicted_cost_usd": plan.predicted_cost_usd,
+        "stages": [[stage.function, stage.start_s, stage.stop_s] for stage in plan.stages],
+        "curve": [[point.replicas, point.time_s, point.cost_usd, point.gpu_s] for point in plan.curve],
+        "chosen": plan.chosen,
+    }
