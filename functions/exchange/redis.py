@@ -19,12 +19,10 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import redis
-import xxhash
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
@@ -52,13 +50,13 @@ from functions.exchange.base import (
     checksum,
     views,
 )
+from functions.exchange.redis_record import HEADER_BYTES, Expiry, Header, LargeValue
 from functions.exchange.resp import Packed, Replies, command, converse
 from functions.wire import Ref
 
 INLINE_BYTES = 1 << 16
 MAX_BYTES = 512 << 20
 """`proto-max-bulk-len`: the server closes the connection on a longer value."""
-PIECE_BYTES = 1 << 20
 RETRY_PAUSES_S = (0.05, 0.3)
 LOOK_AGAIN_S = 1.0
 """`wait` looks so often even without a message: one may be lost with a connection."""
@@ -80,72 +78,6 @@ T = TypeVar("T")
 Buffers = list[memoryview | bytes]
 Views = list[memoryview]
 Names = list[bytes]
-Expiry = tuple[str | int, ...]
-
-
-@dataclass(frozen=True)
-class Header:
-    """First line of every record, HEADER_BYTES long.
-
-    `place`: "i" the value follows the header; "a" it lies under `<key>#`; of a tiered exchange also "s": it lies in
-    S3 only; "c": it follows the header and lies in S3 too.
-    """
-
-    size_bytes: int
-    checksum: str
-    writer: str
-    place: str
-
-    def encode(self) -> bytes:
-        return f"exchange size={self.size_bytes:012d} xxh3={self.checksum} by={self.writer} at={self.place}\n".encode()
-
-    @classmethod
-    def decode(cls, key: str, record: bytes) -> Header:
-        try:
-            fields = dict(field.split("=") for field in record[:HEADER_BYTES].decode().split()[1:])
-            header = cls(int(fields["size"]), fields["xxh3"], fields["by"], fields["at"])
-        except (ValueError, KeyError) as error:
-            raise Corrupt(f"{key}: its record in Redis was altered (no header)") from error
-        if header.encode() != record[:HEADER_BYTES]:
-            raise Corrupt(f"{key}: its record in Redis was altered (header)")
-        return header
-
-
-HEADER_BYTES = len(Header(0, "0" * 32, "0" * 8, "i").encode())
-
-
-@dataclass
-class LargeValue:
-    """A value that lies apart from its header. Its checksum is computed while it is sent, piece by piece."""
-
-    name: str
-    buffers: list[memoryview]
-    size_bytes: int
-    expiry: Expiry
-    checksum: str = ""
-
-    def __post_init__(self) -> None:
-        self.writer = uuid.uuid4().hex[:8]
-
-    def transaction(self) -> list[Packed]:
-        return [command("MULTI"), self._bytes(), self._header(), command("PUBLISH", self.name, ""), command("EXEC")]
-
-    def _bytes(self) -> Packed:
-        expiry = b"".join(bytes(part) for part in list(command("SET", *self.expiry))[4:])
-        name = (self.name + "#").encode()
-        yield b"*%d\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (3 + len(self.expiry), len(name), name, self.size_bytes)
-        digest = xxhash.xxh3_128()
-        for view in self.buffers:
-            for at in range(0, view.nbytes, PIECE_BYTES):
-                piece = view[at : at + PIECE_BYTES]
-                digest.update(piece)
-                yield piece
-        self.checksum = digest.hexdigest()
-        yield b"\r\n" + expiry
-
-    def _header(self) -> Packed:
-        header = Header(self.size_bytes, self.checksum, self.writer, "a")
-        yield from command("SET", self.name, header.encode(), *self.expiry)
 
 
 class RedisExchange:
