@@ -38,14 +38,19 @@ def grouped(values: Iterable[tuple[int, int, N]]) -> dict[int, list[N]]:
 
 
 class Samples(Stream[Finished]):
-    """Finished samples as they come."""
+    """Finished samples as they come: `per_group` of each of `groups`."""
+
+    def __init__(self, groups: range = range(0), per_group: int = 0) -> None:
+        super().__init__()
+        self.groups, self.per_group = groups, per_group
 
     async def refs(self) -> list[Ref]:
         return sorted((item.ref for item in await self.all()), key=lambda ref: ref.key)
 
 
 class Scores(Stream[Event]):
-    """`done` events of a stage that says something about samples; their refs are Columns."""
+    """`done` events of a stage that says something about samples; their refs are Columns. `group` in their data: that
+    of each sample, in any order."""
 
     async def refs(self) -> list[Ref]:
         return sorted((event.ref for event in await self.all() if event.ref is not None), key=lambda ref: ref.key)

@@ -3,7 +3,7 @@
     samples = step.generate()            a stream that grows while replicas generate
     scores = step.reward(samples)        starts on the first finished samples (sample-level fusion)
     reference = step.logprobs(samples)   beside it
-    step.train("actor", samples, scores, reference)     when all of them have ended
+    step.train("actor", samples, scores, reference)     when all have ended, or fed with whole groups as they come
 
 Every operation starts at once in a task of its own and returns a stream; whoever needs its results follows it. All
 tasks are supervised: the first failure ends the step. Only references pass through here, never tensors; the one
@@ -13,14 +13,15 @@ exception is the deterministic mode, which puts the samples into their canonical
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from functions.exchange.base import checksum
 from functions.samples import Columns, SampleBatch
+from functions.train.params import TrainParams
 from functions.wire import Call, Event, Json, Ref, Version
 from orchestrator.dataflow import (
     Finished,
@@ -35,6 +36,7 @@ from orchestrator.dataflow import (
     micro_batches,
 )
 from orchestrator.errors import RunError
+from orchestrator.feed import Feeder
 from orchestrator.fleet import Fleet, Stage
 from orchestrator.journal import canonical
 from orchestrator.planner.base import StepPlan
@@ -81,8 +83,8 @@ class Step:
         name: str = "gen",
     ) -> Samples:  # fmt: skip
         """`n` samples of each prompt (default: the job's) at `temperature` (0: greedy)."""
-        samples = Samples()
         count = self.samples_per_prompt if n is None else n
+        samples = Samples((prompts or self.prompts).groups, count)
         sampling = dict(self.sampling) | ({} if temperature is None else {"temperature": temperature})
         sampling["seed"] = derived_seed(self.seed, self.number, name)
         self._fill(samples, self._generate(name, samples, prompts or self.prompts, count, sampling))
@@ -145,7 +147,7 @@ class Step:
                 values = np.array([baselines[group][0] for group in item.group], np.float32)
                 group, index, lengths = (np.array(x, np.int32) for x in (item.group, item.index, item.length))
                 ref = await self._put(Columns(group, index, lengths, sample={column: values}).encode())
-                columns.put(Event("done", ref))
+                columns.put(Event("done", ref, {"group": list(item.group)}))
 
         self._fill(columns, run())
         return columns
@@ -256,14 +258,15 @@ class Step:
                 async with asyncio.TaskGroup() as calls:
                     async for batch in micro_batches(samples, 1 if self.deterministic else self.plan.micro_batch):
                         part = inputs | {"samples": [item.ref for item in batch]}
-                        calls.create_task(one(stage, self._call(function, operation, part, versions, params)))
+                        call = self._call(function, operation, part, versions, params)
+                        calls.create_task(one(stage, call, [group for item in batch for group in item.group]))
                         await asyncio.sleep(0)
                     await stage.no_more()
                 self._account(name, stage)
 
-        async def one(stage: Stage, call: Call) -> None:
+        async def one(stage: Stage, call: Call, groups: Sequence[int]) -> None:
             done = await last(stage.call(call))
-            scores.put(done)
+            scores.put(replace(done, data={**done.data, "group": groups}))
             if "texts" in done.data:
                 self.report.texts.append(Ref.from_json(done.data["texts"]))
             self.report.failed += done.data.get("failed", [])
@@ -275,36 +278,77 @@ class Step:
         self, model: str, rollouts: Sequence[Samples], columns: Sequence[Scores], only: Collection[int] | None,
         settings: Mapping[str, Any],
     ) -> Json:  # fmt: skip
-        inputs = {
-            "samples": [ref for samples in rollouts for ref in await samples.refs()],
-            "columns": [ref for scores in columns for ref in await scores.refs()],
-        }
-        failed = {
-            (f["group"], f["index"]) for scores in columns for e in scores.items for f in e.data.get("failed", ())
-        }
-        unwanted = {
-            (group, index)
-            for samples in rollouts
-            for item in samples.items
-            for group, index in zip(item.group, item.index, strict=True)
-            if only is not None and group not in only
-        }
+        function = "train" if model == "actor" else f"train-{model}"
         params = {
             **self.settings,
             "objective": "policy" if model == "actor" else "value",
             "optimizer": self.optimizers.get(model, self.settings["optimizer"]),
             **settings,
             "model": model,
-            "dropped": sorted(failed | unwanted),
         }
-        function = "train" if model == "actor" else f"train-{model}"
+
+        async def whole() -> Call:
+            """The call that has all samples and columns as inputs, when they are there."""
+            inputs = {
+                "samples": [ref for samples in rollouts for ref in await samples.refs()],
+                "columns": [ref for scores in columns for ref in await scores.refs()],
+            }
+            dropped = {"dropped": _dropped(rollouts, columns, only)}
+            return self._call(function, "train", inputs, {"policy": self.versions[model]}, params | dropped)
+
+        fed = function in self.plan.feed_s and not self.deterministic and only is None and len(rollouts) == 1
         async with self.fleet.stage(function, max(1, self.plan.replicas[function])) as stage:
-            call = self._call(function, "train", inputs, {"policy": self.versions[model]}, params)
-            done = await (last(stage.call(call)) if stage.replicas == 1 else stage.gang(call))
+            if fed and TrainParams.from_json(params).streams:
+                done = await self._fed(stage, model, params, rollouts[0], columns, whole)
+            else:
+                done = await _answer(stage, await whole())
             self._account(f"update_{model}", stage)
         self.report.metrics |= done.data["metrics"]
         self.trained[model] = Version.from_json(done.data["version"])
         return dict(done.data)
+
+    async def _fed(
+        self, stage: Stage, model: str, params: Json, samples: Samples, columns: Sequence[Scores],
+        whole: Callable[[], Awaitable[Call]],
+    ) -> Event:  # fmt: skip
+        """The `done` of a call that starts while generation goes on, at the time that the plan says."""
+        begins_s = asyncio.get_running_loop().time() + self.plan.feed_s[stage.function]
+        prefix = f"calls/s{self.number:06d}.{stage.function}.{model}.e{self.epoch}.feed/"
+        feeder = Feeder(
+            self.store, prefix, samples, columns, part=self.plan.feed_part, lifetime_s=self.lifetime_s
+        )  # fmt: skip
+
+        async def identity() -> str:
+            return (await whole()).id
+
+        async with asyncio.TaskGroup() as tasks:
+            feeding = tasks.create_task(feeder.run(identity))
+            await feeder.begun.wait()
+            while not feeding.done() and (left_s := begins_s - asyncio.get_running_loop().time()) > 0:
+                await asyncio.wait([feeding], timeout=left_s)
+            weights = {"policy": self.versions[model]}
+            fed = {**params, "feed": {"prefix": prefix}}
+            return await _answer(stage, self._call(stage.function, "train", {}, weights, fed))
+
+
+async def _answer(stage: Stage, call: Call) -> Event:
+    """The `done` of a train call, made by all of the stage's replicas together."""
+    return await (last(stage.call(call)) if stage.replicas == 1 else stage.gang(call))
+
+
+def _dropped(
+    rollouts: Sequence[Samples], columns: Sequence[Scores], only: Collection[int] | None
+) -> list[tuple[int, int]]:
+    """(group, index) of the samples that are not trained on: without a score, or of groups that are not wanted."""
+    failed = {(f["group"], f["index"]) for scores in columns for e in scores.items for f in e.data.get("failed", ())}
+    unwanted = {
+        (group, index)
+        for samples in rollouts
+        for item in samples.items
+        for group, index in zip(item.group, item.index, strict=True)
+        if only is not None and group not in only
+    }
+    return sorted(failed | unwanted)
 
 
 def derived_seed(seed: int, step: int, purpose: str) -> int:

@@ -11,14 +11,18 @@ of a gang, reads the same parts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from functions.exchange.base import NotFound
 from functions.function import Context, FatalError
 from functions.params import parse
 from functions.samples import Columns, SampleBatch
+from functions.train.gang import Ranks
 from functions.wire import FeedPart
 
 LOOK_S = 1.0
@@ -40,6 +44,8 @@ class Feed:
     prefix: str
     context: Context
     read: list[FeedPart] = field(default_factory=list)
+    waited_s: float = 0.0
+    """For parts to come."""
 
     @classmethod
     def of(cls, params: Mapping[str, Any], context: Context) -> Feed | None:
@@ -50,21 +56,30 @@ class Feed:
 
     def identity(self) -> str | None:
         """What the version is named after; None while the last part is not there. Does not wait."""
-        while not (self.read and self.read[-1].identity) and self._next():
-            pass
-        return self.read[-1].identity if self.read else None
+        return self.read[-1].identity if self._look(0) else None
 
-    def parts(self) -> Iterator[FeedPart]:
-        """All parts, from the first; waits for those to come. Raises Cancelled when the call should end."""
-        number = 0
-        while True:
-            while number == len(self.read) and not self._next():
+    def batches(self, ranks: Ranks) -> Iterator[list[FeedPart]]:
+        """All parts, from the first, each time as many as every rank sees; waits for those to come.
+
+        A trainer that lags behind so makes few large batches, one that waits goes on with the first part that comes.
+        Raises Cancelled when the call should end.
+        """
+        done = 0
+        while not (done and self.read[done - 1].identity):
+            begin_s = time.monotonic()
+            while not self._look(done):
                 self.context.exchange.wait(self._key(), LOOK_S)
                 self.context.check()
-            yield self.read[number]
-            if self.read[number].identity:
-                return
-            number += 1
+            self.waited_s += time.monotonic() - begin_s
+            until = min(seen["parts"] for seen in ranks.gather({"parts": len(self.read)}))
+            yield self.read[done:until]
+            done = until
+
+    def _look(self, done: int) -> bool:
+        """Whether there is more than `done`, after all that is there was read."""
+        while not (self.read and self.read[-1].identity) and self._next():
+            pass
+        return len(self.read) > done
 
     def _key(self) -> str:
         return f"{self.prefix}{len(self.read):06d}"
@@ -88,25 +103,28 @@ class Intake:
         self._taken: set[int] = set()
         self._dropped: set[tuple[int, int]] = set()
 
-    def take(self, part: FeedPart) -> tuple[SampleBatch, Columns] | None:
-        """The samples of the part's groups, sorted, without the dropped; None when there are none.
+    def take(self, parts: Sequence[FeedPart]) -> tuple[SampleBatch, Columns] | None:
+        """The samples of the parts' groups, sorted, without the dropped; None when there are none.
 
         Raises FatalError for a group that is given twice, WireError for a sample that a column lacks.
         """
-        self._samples += (found := [SampleBatch.decode(self._exchange.get(ref)) for ref in part.samples])
-        self._columns += [Columns.decode(self._exchange.get(ref)) for ref in part.columns]
-        self._dropped |= set(part.dropped)
-        groups = set(part.groups)
-        if again := self._taken & groups:
-            raise FatalError(f"feed: group {min(again)} is given twice")
+        found = [SampleBatch.decode(self._exchange.get(ref)) for part in parts for ref in part.samples]
+        self._samples += found
+        self._columns += [Columns.decode(self._exchange.get(ref)) for part in parts for ref in part.columns]
+        groups = set[int]()
+        for part in parts:
+            self._dropped |= set(part.dropped)
+            if again := (self._taken | groups) & set(part.groups):
+                raise FatalError(f"feed: group {min(again)} is given twice")
+            groups |= set(part.groups)
         self._taken |= groups
         if not groups:
             self._waiting += found
             return None
         every = SampleBatch.concat(self._waiting + found)
-        here = [row for row, group in enumerate(every.group.tolist()) if group in groups]
-        self._waiting = [every.select([row for row in range(len(every)) if row not in set(here)])]
-        return self._joined(every.select(here).in_order())
+        here = np.isin(every.group, sorted(groups))
+        self._waiting = [every.select(np.flatnonzero(~here))]
+        return self._joined(every.select(np.flatnonzero(here)).in_order())
 
     def whole(self) -> tuple[SampleBatch, Columns]:
         """Everything that was taken. Raises FatalError for samples whose group never came."""

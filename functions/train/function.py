@@ -78,7 +78,8 @@ class TrainFunction:
             with meet(gang, self._device, context, lambda: published() is not None) as ranks:
                 manifest = published() if ranks is None else self._train(call, params, feed, version, context, ranks)
         assert manifest is not None
-        yield Event("done", None, {"version": manifest.version.to_json(), **manifest.trainer["result"]})
+        waited = {} if feed is None else {"waited_s": feed.waited_s}
+        yield Event("done", None, {"version": manifest.version.to_json(), **manifest.trainer["result"], **waited})
 
     def _train(
         self,
@@ -100,7 +101,7 @@ class TrainFunction:
         try:
             with context.phase("train"):
                 if feed is not None:
-                    metrics, stats, carry = optimize_streamed(state, feed.parts(), params, context)
+                    metrics, stats, carry = optimize_streamed(state, feed.batches(ranks), params, context)
                 elif batch is not None:
                     metrics, stats, carry = optimize(state, batch, params, context)
         except (FatalError, ValueError) as error:

@@ -12,7 +12,7 @@ does not stream (docs/decisions/0007-train-while-generating.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -35,7 +35,7 @@ Metrics = dict[str, float]
 
 
 def optimize_streamed(
-    state: TrainState, parts: Iterator[FeedPart], params: TrainParams, context: Context
+    state: TrainState, batches: Iterator[Sequence[FeedPart]], params: TrainParams, context: Context
 ) -> tuple[Metrics, dict[str, int], dict[str, float]]:
     """As `optimize`: improves `state` in place; (metrics, stats, carry).
 
@@ -48,13 +48,13 @@ def optimize_streamed(
     sums: list[dict[str, Tensor]] = []
     with training(state.model, params):
         state.optimizer.zero_grad()
-        for number, part in enumerate(parts):
-            joined = intake.take(part)
+        for number, parts in enumerate(batches):
+            joined = intake.take(parts)
             if joined is None or not (batch := masked(*joined, params)).trained_rows():
                 continue
             goal = targets(batch, _of_part(params), batch.token.get("old_logprobs"), state.carry)
             own = share_of(state, batch, batch.trained_rows(), params)
-            progress.stage(f"part {number + 1}", len(own.packs))
+            progress.stage(f"fed batch {number + 1}", len(own.packs))
             sums += _add(state, batch, goal, own, params, progress)
             done.append((batch, goal, own))
         whole = build(*intake.whole(), params)
@@ -67,7 +67,7 @@ def optimize_streamed(
         "optimizer_steps": 1,
         "ranks": state.ranks.size,
         "packs": sum(own.count for _, _, own in done),
-        "parts": len(done),
+        "fed_batches": len(done),
         "computed_tokens": sum(own.tokens for _, _, own in done),
         "tokens": int(token_counts(whole).sum()),
         "samples": whole.count,

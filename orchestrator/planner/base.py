@@ -89,6 +89,10 @@ class StepPlan:
     prewarm_next_s: Mapping[str, float] = field(default_factory=dict)
     """As `prewarm_s`, for the first call of the step that follows."""
     overlap: bool = True
+    feed_s: Mapping[str, float] = field(default_factory=dict)
+    """Train functions that start before all samples are there, where the step allows it (TrainParams.streams), and how
+    many seconds after the step's start: they are fed prompt groups, `feed_part` samples at least at a time."""
+    feed_part: int = 1
     predicted_step_s: float | None = None
     predicted_cost_usd: float | None = None
     predicted_lengths: Sequence[float] = ()
@@ -120,6 +124,8 @@ class CallObservation:
     stats: Mapping[str, float] = field(default_factory=dict)
     """The function's own counts: of generate EngineStats; of the others `samples` and `tokens` (prompts included), of
     train `ranks` besides, the size of its gang."""
+    phases: Sequence[tuple[str, float, float]] = ()
+    """What it was spent on, as the replica told: (name, start, stop) in event-loop seconds; one may lie in another."""
 
 
 @dataclass(frozen=True)
