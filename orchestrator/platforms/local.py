@@ -119,6 +119,8 @@ class LocalPlatform:
         if replicas > deployed.wanted:
             deployed.failed_starts, deployed.failure = 0, ""
         deployed.wanted = replicas
+        if replicas and self._launcher is not None:
+            await self._launcher.ready()  # the warm parent's start is the platform's, no replica's
         self._settle(deployed)
 
     async def call(self, function: str, call: Call) -> AsyncIterator[Event]:

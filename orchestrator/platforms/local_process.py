@@ -33,6 +33,10 @@ class Process:
 
 
 class Launcher(Protocol):
+    async def ready(self) -> None:
+        """Until `start` need not wait for anything but the replica itself."""
+        ...
+
     async def start(self, settings: Settings, path: Path, log: Path) -> Process:
         """A replica that listens at the Unix socket `path` and writes its output to `log`. Raises PlatformError."""
         ...
@@ -54,6 +58,9 @@ class FreshLauncher:
         self._watchers: set[asyncio.Task[None]] = set()
         self._processes: set[Process] = set()
         self._closed = False
+
+    async def ready(self) -> None:
+        """At once."""
 
     async def start(self, settings: Settings, path: Path, log: Path) -> Process:
         if self._closed:
@@ -106,6 +113,10 @@ class WarmLauncher:
     def warm(self) -> None:
         """Starts the parent if there is none, without waiting for it."""
         self._live_parent()
+
+    async def ready(self) -> None:
+        """Until replicas can be forked, or it is clear that they cannot (`start` then says why)."""
+        await asyncio.wait([self._live_parent()])
 
     def _live_parent(self) -> asyncio.Task[_Parent]:
         task = self._parent
