@@ -162,7 +162,7 @@ class Attempt:
 
     def _tell(self) -> None:
         """Where the time went, before the last line."""
-        self.send(Event("progress", data=self.meter.to_json()).to_line())
+        self.send(Event("progress", data={"meter": self.meter.to_json()}).to_line())
 
     def _run(self, function: Callable[[], Function], exchange: Exchange, scratch: str) -> Outcome:
         record = CallLog(exchange, self.call)

@@ -256,6 +256,9 @@ class CheckpointConfig(Section):
 
 class TelemetryConfig(Section):
     tensorboard: bool = True
+    otlp_endpoint: str | None = Field(None, pattern=r"^https?://")
+    """Base URL of an OpenTelemetry collector (`http://collector:4318`) that gets a trace of each step; None: what
+    OTEL_EXPORTER_OTLP_ENDPOINT says."""
     samples: int = Field(64, ge=0)
     """Samples (prompt, response, reward) written per step."""
 

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from opentelemetry.trace import INVALID_SPAN, Span
+
 from functions.wire import Call, Event
 from orchestrator.gang import invoke_gang
 from orchestrator.invoke import Invoker
@@ -34,6 +36,8 @@ class Stage:
     at_least: int = 0
     """Replicas that stay for calls that are not made yet, after `no_more`."""
     observations: list[CallObservation] = field(default_factory=list)
+    span: Span = INVALID_SPAN
+    """Its span in the trace, from its first call on."""
 
     @property
     def wanted(self) -> int:
@@ -50,7 +54,8 @@ class Stage:
     async def call(self, call: Call) -> AsyncIterator[Event]:
         """The call's events, exactly once each, over as many attempts as it takes. Raises CallFailed."""
         async with self._open(1):
-            async for event in self.fleet.invoker.invoke(self.function, call, observe=self.observations.append):
+            observe = self.observations.append
+            async for event in self.fleet.invoker.invoke(self.function, call, observe=observe, within=self.span):
                 yield event
 
     async def gang(self, call: Call) -> Event:
@@ -60,13 +65,15 @@ class Stage:
         """
         async with self._open(self.replicas):
             return await invoke_gang(
-                self.fleet.invoker, self.function, call, self.replicas, observe=self.observations.append
-            )
+                self.fleet.invoker, self.function, call, self.replicas, observe=self.observations.append,
+                within=self.span,
+            )  # fmt: skip
 
     @asynccontextmanager
     async def _open(self, calls: int) -> AsyncIterator[None]:
         if self.began_s is None:
             self.began_s = asyncio.get_running_loop().time()
+            self.span = self.fleet.invoker.tracing.begin(self.function, {"rlhf.replicas": self.replicas})
             self.fleet.begin(self.function)
         self.open_calls += calls
         await self.fleet.settle(self.function)
@@ -99,6 +106,7 @@ class Fleet:
         try:
             yield stage
         finally:
+            stage.span.end()
             self._stages[function].remove(stage)
             await asyncio.shield(self.settle(function))
 

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 
+from opentelemetry.trace import Span
+
 from functions.wire import Call, Event
 from orchestrator.invoke import Invoker
 from orchestrator.planner.base import CallObservation
@@ -33,8 +35,9 @@ def rank_calls(call: Call, size: int, attempt: str) -> list[Call]:
 
 
 async def invoke_gang(
-    invoker: Invoker, function: str, call: Call, size: int, *, observe: Callable[[CallObservation], None]
-) -> Event:
+    invoker: Invoker, function: str, call: Call, size: int, *, observe: Callable[[CallObservation], None],
+    within: Span | None = None,
+) -> Event:  # fmt: skip
     """Rank 0's `done`, when all ranks are done; `observe` gets the measures of each rank of the attempt that was whole.
 
     Raises CallFailed where a rank failed for good, and for one attempt too many.
@@ -42,21 +45,21 @@ async def invoke_gang(
     dice, failures = invoker.dice(call), 0
     while True:
         try:
-            return await _attempt(invoker, function, rank_calls(call, size, secrets.token_hex(6)), observe)
+            return await _attempt(invoker, function, rank_calls(call, size, secrets.token_hex(6)), observe, within)
         except CallLost as error:
             failures += 1
             await invoker.pause(function, call, failures, str(error), dice)
 
 
 async def _attempt(
-    invoker: Invoker, function: str, ranks: list[Call], observe: Callable[[CallObservation], None]
+    invoker: Invoker, function: str, ranks: list[Call], observe: Callable[[CallObservation], None], within: Span | None
 ) -> Event:
     """One attempt of all ranks: the first that fails cancels the others."""
     measured: list[CallObservation] = []
 
     async def one(call: Call) -> Event:
         done: Event | None = None
-        async with aclosing(invoker.attempt(function, call, observe=measured.append)) as events:
+        async with aclosing(invoker.attempt(function, call, observe=measured.append, within=within)) as events:
             async for event in events:
                 done = event
         assert done is not None  # an attempt ends with `done` or raises

@@ -18,11 +18,15 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import cast
 
+from opentelemetry.trace import Span
+
+from functions.meter import Told
 from functions.wire import Call, Event, Ref
 from orchestrator.errors import CallFailed
 from orchestrator.planner.base import CallObservation
 from orchestrator.platforms.base import CallLost, Platform
 from orchestrator.store import Store
+from orchestrator.telemetry.tracing import Tracing
 
 CUT_LIFETIME_S = 86400.0
 
@@ -52,7 +56,8 @@ class Limits:
 
 
 class Invoker:
-    """Calls functions of one platform. `seed` fixes the jitter of the pauses; `note` is told of every retry."""
+    """Calls functions of one platform. `seed` fixes the jitter of the pauses; `note` is told of every retry, `ended` of
+    every attempt's end: done, lost or failed."""
 
     def __init__(
         self,
@@ -62,12 +67,17 @@ class Invoker:
         limits: Limits = Limits(),
         seed: int = 0,
         note: Callable[[str], None] = lambda _message: None,
+        tracing: Tracing | None = None,
+        ended: Callable[[str, str], None] = lambda _function, _outcome: None,
     ) -> None:
         self.platform, self.retry, self.limits, self.seed, self.note = platform, retry, limits, seed, note
+        self.tracing = tracing or Tracing()
+        self.ended = ended
 
     async def invoke(
-        self, function: str, call: Call, *, observe: Callable[[CallObservation], None] = lambda _observation: None
-    ) -> AsyncGenerator[Event, None]:
+        self, function: str, call: Call, *, observe: Callable[[CallObservation], None] = lambda _observation: None,
+        within: Span | None = None,
+    ) -> AsyncGenerator[Event, None]:  # fmt: skip
         """The call's events: `samples` and `cut` once each, `done` last; `started`, `progress` as attempts send them.
 
         `observe` gets the measures of the attempt that brought `done`. Raises CallFailed for a fatal error and for one
@@ -79,7 +89,7 @@ class Invoker:
         while True:
             known = len(seen)
             try:
-                async with aclosing(self.attempt(function, call, observe=observe)) as events:
+                async with aclosing(self.attempt(function, call, observe=observe, within=within)) as events:
                     async for event in events:
                         if event.kind in ("samples", "cut") and event.ref is not None:
                             if event.ref in seen:
@@ -92,24 +102,36 @@ class Invoker:
                 await self.pause(function, call, failures, str(error), dice)
 
     async def attempt(
-        self, function: str, call: Call, *, observe: Callable[[CallObservation], None] = lambda _observation: None
-    ) -> AsyncGenerator[Event, None]:
+        self, function: str, call: Call, *, observe: Callable[[CallObservation], None] = lambda _observation: None,
+        within: Span | None = None,
+    ) -> AsyncGenerator[Event, None]:  # fmt: skip
         """The events of one attempt; `done` is the last. Raises CallLost where another may succeed, else CallFailed."""
-        attempt = _Attempt(function, call)
-        async with aclosing(self._events(function, call)) as events:
-            async for event in events:
-                attempt.note(event)
-                if event.kind == "error":
-                    break
-                if event.kind == "done":
-                    observe(attempt.observation(event))
-                yield event
-                if event.kind == "done":
-                    return
-        reason = str(attempt.error.get("message", "no message"))
-        if attempt.error.get("kind") == "fatal":
-            raise CallFailed(f"{function}, call {call.id}: {reason}")
-        raise CallLost(reason)
+        attempt, span = _Attempt(function, call), self.tracing.attempt(function, call, within)
+        try:
+            async with aclosing(self._events(function, span.call)) as events:
+                async for event in events:
+                    attempt.note(event)
+                    if event.kind == "progress" and attempt.told is not None:
+                        span.told(attempt.told)
+                    if event.kind == "error":
+                        break
+                    if event.kind == "done":
+                        span.end(attempt.replica, attributes={"rlhf.cold": attempt.cold})
+                        self.ended(function, "done")
+                        observe(attempt.observation(event))
+                    yield event
+                    if event.kind == "done":
+                        return
+            reason = str(attempt.error.get("message", "no message"))
+            if attempt.error.get("kind") == "fatal":
+                raise CallFailed(f"{function}, call {call.id}: {reason}")
+            raise CallLost(reason)
+        except (CallFailed, CallLost) as error:
+            span.end(attempt.replica, str(error))
+            self.ended(function, "failed" if isinstance(error, CallFailed) else "lost")
+            raise
+        finally:
+            span.end(attempt.replica, "cancelled")  # unless it has ended
 
     def dice(self, call: Call) -> random.Random:
         """The jitter of the call's pauses."""
@@ -150,12 +172,16 @@ class _Attempt:
         self.replica, self.cold = "", False
         self.prompt_tokens = self.response_tokens = self.samples = 0
         self.error: dict[str, object] = {}
+        self.told: Told | None = None
+        self.told_s = 0.0
 
     def note(self, event: Event) -> None:
         data = event.data
         if event.kind == "started":
             self.started_s = _now_s()
             self.replica, self.cold = str(data.get("replica", "")), data.get("calls") == 0
+        elif event.kind == "progress" and "meter" in data:
+            self.told, self.told_s = Told.from_json(data["meter"]), _now_s()
         elif event.kind == "error":
             self.error = dict(data)
         elif event.kind in ("samples", "cut") and "length" in data:
@@ -166,6 +192,8 @@ class _Attempt:
     def observation(self, done: Event) -> CallObservation:
         counts = {**done.data, **done.data.get("stats", {})}  # train keeps its counts beside its metrics
         stats = {k: float(v) for k, v in counts.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        if self.told is not None:
+            stats |= {"bytes_in": float(self.told.bytes_in), "bytes_out": float(self.told.bytes_out)}
         return CallObservation(
             function=self.function,
             replica=self.replica,
@@ -178,7 +206,15 @@ class _Attempt:
             samples=self.samples,
             stop_s=_now_s(),
             stats=stats,
+            phases=self.phases(),
         )
+
+    def phases(self) -> list[tuple[str, float, float]]:
+        """As the replica told, its last moment laid where that came: its clock is not ours."""
+        if self.told is None:
+            return []
+        zero_s = self.told_s - (self.told.spans[0].stop_s or 0.0)
+        return [(s.name, zero_s + s.start_s, zero_s + (s.stop_s or 0.0)) for s in self.told.spans[1:]]
 
 
 async def ask_cut(store: Store, call: Call) -> None:

@@ -35,6 +35,7 @@ from orchestrator.recipes.base import Recipe
 from orchestrator.settings import job_models, optimizer_settings, recipe_options
 from orchestrator.step import Step
 from orchestrator.store import Store
+from orchestrator.telemetry.tracing import Tracing
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,17 @@ class Loop:
     async def run(self) -> None:
         """Steps until the job's last. Raises the first failure, with nothing of the failed step committed."""
         if self.journal.last is None:
-            await self._commit_start()
+            with self.tracing.span("step", {"rlhf.step": 0}):
+                await self._commit_start()
         self.prompts.check_unchanged(self.last.history)
         while len(self.journal.records) <= self.job.steps:
-            await self._step(len(self.journal.records))
+            with self.tracing.span("step", {"rlhf.step": len(self.journal.records)}):
+                await self._step(len(self.journal.records))
         await self.fleet.keep((), lambda _name: 0)
+
+    @property
+    def tracing(self) -> Tracing:
+        return self.fleet.invoker.tracing
 
     @property
     def last(self) -> Record:
@@ -93,8 +100,10 @@ class Loop:
         plan = self._plan(PromptSet([], []), 0)
         report = Report()
         if self.job.validation.every and self.job.validation.at_start:
-            await self._validate(0, versions, plan, report)
-        await self._commit(versions, Cursor.start(self.job.seed), report, plan, start_s)
+            with self.tracing.span("validate"):
+                await self._validate(0, versions, plan, report)
+        with self.tracing.span("commit"):
+            await self._commit(versions, Cursor.start(self.job.seed), report, plan, start_s)
 
     async def _step(self, number: int) -> None:
         clock = asyncio.get_running_loop().time
@@ -125,8 +134,10 @@ class Loop:
             StepObservation(number, clock() - start_s, step_cost_usd, lengths, list(report.calls))
         )
         if self._validates(number):  # no part of the step that was planned
-            await self._validate(number, versions, plan, report)
-        await self._commit(versions, draw.cursor, report, plan, start_s)
+            with self.tracing.span("validate"):
+                await self._validate(number, versions, plan, report)
+        with self.tracing.span("commit"):
+            await self._commit(versions, draw.cursor, report, plan, start_s)
 
     def _validates(self, number: int) -> bool:
         every = self.job.validation.every

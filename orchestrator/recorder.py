@@ -109,12 +109,7 @@ class Recorder:
         lengths = [result.report.lengths[group] for group in sorted(result.report.lengths)]
         spans = [TraceSpan(JOB, "step", name, result.start_s, result.stop_s, {"lengths": lengths})]
         spans += [TraceSpan(JOB, span.name, name, span.start_s, span.stop_s) for span in result.report.spans]
-        spans += [
-            TraceSpan(
-                call.function, call.replica, call.operation, call.stop_s - call.work_s, call.stop_s, call_args(call)
-            )
-            for call in result.report.calls
-        ]
+        spans += [call_span(call) for call in result.report.calls]
         self._trace.write(spans, usage, now_s)
         self._now.look(self._platform.replicas(), now_s)
         self._now.committed()
@@ -195,6 +190,11 @@ class Recorder:
             serverful_usd=total(books.serverful).usd,
             left_s=time_left_s(step, self._job.steps, curves.step_s),
         )
+
+
+def call_span(call: CallObservation) -> TraceSpan:
+    begun_s = call.stop_s - call.work_s
+    return TraceSpan(call.function, call.replica, call.operation, begun_s, call.stop_s, call_args(call), call.phases)
 
 
 def call_args(call: CallObservation) -> Json:

@@ -33,6 +33,8 @@ from orchestrator.run_directory import RunDirectory
 from orchestrator.settings import job_models, recipe_options, train_settings
 from orchestrator.specs import function_limits, function_specs
 from orchestrator.store import Store
+from orchestrator.telemetry.otlp import check_exporter, open_tracing
+from orchestrator.telemetry.tracing import Tracing
 from orchestrator.versions import check_models, export
 
 
@@ -54,6 +56,7 @@ def prepare(job: JobConfig) -> Prepared:
     recipe_options(job, recipe)
     models = job_models(recipe, settings)
     check_models(job, models)
+    check_exporter(job)
     specs = function_specs(job, models)
     job_planner(job, specs)
     return Prepared(job, recipe, settings, PromptSource.load(job), specs)
@@ -77,10 +80,15 @@ async def execute(run: Run, view: View) -> Path:
     Raises OrchestratorError (one line). Whatever happens, functions go to zero before it returns.
     """
     with run.directory.lock(), open_events(run.directory.path) as events:
-        return await _execute(run, view, events)
+
+        def note(message: str) -> None:
+            events.append("note", {"message": message})
+
+        with open_tracing(run.job, note) as tracing:
+            return await _execute(run, view, events, tracing)
 
 
-async def _execute(run: Run, view: View, events: EventLog) -> Path:
+async def _execute(run: Run, view: View, events: EventLog, tracing: Tracing) -> Path:
     job, path, specs = run.job, run.directory.path, run.prepared.specs
     store = Store(run.directory.open_exchange(job), patience_s=job.limits.store_s)
     epoch = await take_lease(store.durable, f"{os.uname().nodename} {os.getpid()}")
@@ -93,6 +101,7 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
         limits=Limits(heartbeat_s=job.limits.heartbeat_s),
         seed=job.seed,
         note=recorder.note,
+        tracing=tracing,
     )
     fleet = Fleet(platform, invoker)
     planner = job_planner(job, specs)

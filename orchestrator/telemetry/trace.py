@@ -1,14 +1,15 @@
 """`trace.json`: what ran when, in the Chrome trace event format (JSON array form), for ui.perfetto.dev.
 
     process "job"        thread "step", "gen"   a lane per stage, with a span for each step's
-    process "generate"   thread "generate-0"    a lane per replica: its life, and in it a span per call
+    process "generate"   thread "generate-0"    a lane per replica: its life, and in it a span per call with its phases
                          counter "replicas"     how many exist
 
 The file is a whole JSON array after every write: the closing bracket is overwritten by what follows it. A kill in the
 middle of a write leaves an array without its end, which viewers open too; the next execution repairs it. Times are
 microseconds since the job's first execution began, so that a resumed job goes on to the right of what came before.
 
-Format: "Trace Event Format" (Google, 2016), events X (complete), C (counter), M (metadata).
+Format: "Trace Event Format" (Google, 2016), events X (complete), C (counter), M (metadata), and for the phases of a
+call B and E (begin, end).
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class TraceSpan:
     start_s: float
     stop_s: float
     args: Mapping[str, Any] = field(default_factory=dict)
+    phases: Sequence[tuple[str, float, float]] = ()
+    """(name, start, stop) of what lies in it, event-loop seconds."""
 
 
 class Trace:
@@ -115,7 +118,18 @@ class Trace:
             *names,
             {"ph": "X", "name": span.name, "pid": process, "tid": thread, "ts": start_us, "dur": took_us,
              "args": dict(span.args)},
+            *self._phases(span, process, thread),
         ]  # fmt: skip
+
+    def _phases(self, span: TraceSpan, process: int, thread: int) -> list[Json]:
+        edges = []
+        for name, start_s, stop_s in span.phases:
+            start_us = max(self._us(start_s), self._us(span.start_s))
+            stop_us = min(self._us(stop_s), self._us(span.stop_s))
+            if stop_us > start_us:
+                edges += [("B", name, start_us), ("E", name, stop_us)]
+        edges.sort(key=lambda edge: (edge[2], edge[0] == "B"))
+        return [{"ph": ph, "name": name, "pid": process, "tid": thread, "ts": ts, "args": {}} for ph, name, ts in edges]
 
     def _process(self, group: str) -> tuple[int, list[Json]]:
         if group in self._processes:

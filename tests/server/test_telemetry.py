@@ -34,7 +34,7 @@ def log_lines(served: Served) -> list[dict[str, Any]]:
 def test_spans_are_a_tree_under_the_callers_and_the_bytes_are_those_that_moved(serve: Serve) -> None:
     events = speak(serve("Speaks"))
     assert [event.kind for event in events][-2:] == ["progress", "done"], "told just before the last line"
-    told = Told.from_json(events[-2].data)
+    told = Told.from_json(events[-2].data["meter"])
     by_name = {span.name: span for span in told.spans}
     assert list(by_name) == ["speak", "start", "read", "work", "publish"]
     parents = {name: next((o.name for o in told.spans if o.id == s.parent), s.parent) for name, s in by_name.items()}
@@ -51,7 +51,7 @@ def test_spans_are_a_tree_under_the_callers_and_the_bytes_are_those_that_moved(s
 
 def test_log_lines_say_where_they_come_from(serve: Serve) -> None:
     served = serve("Speaks", "--function", "critic")
-    told = Told.from_json(speak(served)[-2].data)
+    told = Told.from_json(speak(served)[-2].data["meter"])
     speak(served, "fail")
     lines = log_lines(served)
     context = {"job": "job", "function": "critic", "replica": "replica", "step": 7, "trace": TRACE}

@@ -90,3 +90,18 @@ def test_a_file_that_is_no_trace_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not a trace of this program"):
         Trace(path, now_s=0.0, unix_s=0.0)
     assert path.read_text() == '{"traceEvents": []}'
+
+
+def test_phases_lie_within_their_call_and_are_no_calls(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    trace = Trace(path, now_s=100.0, unix_s=5000.0)
+    phases = [("start", 100.5, 101.25), ("load", 101.25, 101.75), ("fetch", 101.25, 101.5), ("after", 103.0, 104.0)]
+    call = TraceSpan("train", "train-0", "train", 101.0, 102.0, {}, phases)
+    trace.write([call], [], now_s=103.0)
+    trace.close()
+    assert lanes(path) == {"train/train-0": [("train", 1_000_000, 1_000_000)]}
+    edges = [(e["ph"], e["name"], e["ts"]) for e in json.loads(path.read_bytes()) if e["ph"] in "BE"]
+    assert edges == [
+        ("B", "start", 1_000_000), ("E", "start", 1_250_000), ("B", "load", 1_250_000), ("B", "fetch", 1_250_000),
+        ("E", "fetch", 1_500_000), ("E", "load", 1_750_000),
+    ]  # fmt: skip

@@ -1,0 +1,164 @@
+"""The export of traces by OTLP over HTTP, with OpenTelemetry's SDK (extra `otel`).
+
+On where the job says `telemetry.otlp_endpoint`, or the standard variable OTEL_EXPORTER_OTLP_ENDPOINT is set; the other
+variables of the exporter (OTEL_EXPORTER_OTLP_HEADERS, _TIMEOUT, _CERTIFICATE, ...) count as well. Spans leave in a
+thread of the SDK's. A collector that is away or slow costs spans, never time: what does not fit the queue is dropped,
+the job's end waits END_S at most, and the job's events say it once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+from orchestrator.config import JobConfig
+from orchestrator.errors import ConfigError
+from orchestrator.telemetry.tracing import ReplicaSpan, Tracing
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+
+END_S = 1.0
+EVERY_S = 1.0
+"""Spans leave so often."""
+VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+MISSING = "wants OpenTelemetry's SDK and exporter: pip install 'rlhf-orchestrate[otel]'"
+
+
+def endpoint_of(job: JobConfig) -> str | None:
+    """Where a job's traces go; None: nowhere."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if job.telemetry.otlp_endpoint is not None:
+        return f"{job.telemetry.otlp_endpoint.rstrip('/')}/v1/traces"
+    if os.environ.get(VARIABLES[0]):
+        return os.environ[VARIABLES[0]]
+    base = os.environ.get(VARIABLES[1])
+    return f"{base.rstrip('/')}/v1/traces" if base else None
+
+
+def check_exporter(job: JobConfig) -> None:
+    """Raises ConfigError where the job asks for what is not installed."""
+    if job.telemetry.otlp_endpoint is not None and not _installed():
+        raise ConfigError(f"telemetry.otlp_endpoint: {MISSING}")
+
+
+@contextmanager
+def open_tracing(job: JobConfig, note: Callable[[str], None]) -> Iterator[Tracing]:
+    """Inside an event loop; `note` is called in its thread, at most once."""
+    endpoint = endpoint_of(job)
+    if endpoint is None:
+        yield Tracing()
+        return
+    if not _installed():  # the variable is the machine's, not the job's: it does not fail for it
+        note(f"no traces are exported to {endpoint}: it {MISSING}")
+        yield Tracing()
+        return
+    exporter = _Exporter(endpoint, job.name, note)
+    try:
+        yield exporter.tracing
+    finally:
+        exporter.close()
+
+
+class _Exporter:
+    def __init__(self, endpoint: str, job: str, note: Callable[[str], None]) -> None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it repeats itself; the job's events say it once
+        self._endpoint, self._job, self._note = endpoint, job, note
+        self._loop = asyncio.get_running_loop()
+        self._told, self._failed = False, ""
+        self._ended = self._exported = 0
+        self._resources: dict[tuple[str, str], Resource] = {}
+        inner = OTLPSpanExporter(endpoint)
+        outer = self
+
+        class Telling(SpanExporter):
+            """The exporter, telling of the first failure."""
+
+            def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+                result = inner.export(spans)
+                if result is SpanExportResult.SUCCESS:
+                    outer._exported += len(spans)
+                else:
+                    outer._failure("it does not answer, or refuses them")
+                return result
+
+            def shutdown(self) -> None:
+                inner.shutdown()  # type: ignore[no-untyped-call]  # it has no annotation
+
+        class Counting(BatchSpanProcessor):
+            def on_end(self, span: ReadableSpan) -> None:
+                outer._ended += 1
+                super().on_end(span)
+
+        self._processor = Counting(Telling(), schedule_delay_millis=EVERY_S * 1e3)
+        self._resource = Resource.create({"service.name": "rlhf-orchestrate", "rlhf.job": job})
+        provider = TracerProvider(resource=self._resource, shutdown_on_exit=False)
+        provider.add_span_processor(self._processor)
+        self.tracing = Tracing(provider.get_tracer("rlhf-orchestrate"), self._of_replica)
+
+    def _of_replica(self, span: ReplicaSpan) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import ReadableSpan
+
+        who = (span.function, span.replica)
+        if who not in self._resources:
+            name = {"service.name": f"rlhf-orchestrate.{span.function}", "service.instance.id": span.replica}
+            self._resources[who] = Resource.create({**name, "rlhf.job": self._job})
+        first = "rlhf.bytes_in" in span.attributes
+        self._processor.on_end(
+            ReadableSpan(
+                name=span.name,
+                context=span.context,
+                parent=span.parent,
+                resource=self._resources[who],
+                attributes=span.attributes,
+                kind=SpanKind.SERVER if first else SpanKind.INTERNAL,
+                status=Status(StatusCode.UNSET) if span.error is None else Status(StatusCode.ERROR, span.error),
+                start_time=span.start_ns,
+                end_time=span.stop_ns,
+            )
+        )
+
+    def _failure(self, reason: str) -> None:
+        """In the exporter's thread."""
+        if not self._failed:
+            self._failed = reason
+            with suppress(RuntimeError):  # the loop is over: `close` tells it
+                self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        if self._failed and not self._told:
+            self._told = True
+            self._note(f"traces are not exported to {self._endpoint}: {self._failed}; the job goes on without")
+
+    def close(self) -> None:
+        """Exports what is left, for END_S at most."""
+        ending = threading.Thread(target=self._processor.shutdown, daemon=True, name="end of traces")
+        ending.start()
+        ending.join(END_S)
+        if ending.is_alive() and not self._failed:
+            self._failed = f"{self._ended - self._exported} of {self._ended} spans were not taken in time"
+        self._tell()
+
+
+def _installed() -> bool:
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter
+        import opentelemetry.sdk.trace  # noqa: F401
+    except ImportError:
+        return False
+    return True
