@@ -80,7 +80,8 @@ def measure(job: Path, run: Path, policy: str, overrides: Sequence[str]) -> Meas
 
 def ratio(pairs: Sequence[tuple[Measured, Measured]], name: str) -> float:
     """Median over the repeats of ours to serverful."""
-    return statistics.median(getattr(ours, name) / getattr(held, name) for held, ours in pairs)
+    ratios: list[float] = [getattr(ours, name) / getattr(held, name) for held, ours in pairs]
+    return statistics.median(ratios)
 
 
 def main() -> None:

@@ -57,6 +57,11 @@ class PromptSource:
         dropped = [part.describe_dropped() for part in (self.train, self.held_out) if part.dropped]
         return "; ".join([text, *dropped])
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt, validation included."""
+        return max((len(tokens) for tokens in (*self.train.tokens, *self.held_out.tokens)), default=0)
+
     @cached_property
     def digest(self) -> str:
         """What the job is trained on; part of its history."""

@@ -31,7 +31,7 @@ from orchestrator.recipes import Recipe, find_recipe
 from orchestrator.recorder import Recorder
 from orchestrator.run_directory import RunDirectory
 from orchestrator.settings import job_models, recipe_options, train_settings
-from orchestrator.specs import function_limits, function_specs
+from orchestrator.specs import check_room, function_limits, function_specs
 from orchestrator.store import Store
 from orchestrator.telemetry.otlp import check_exporter, open_tracing
 from orchestrator.telemetry.tracing import Tracing
@@ -59,7 +59,9 @@ def prepare(job: JobConfig) -> Prepared:
     check_exporter(job)
     specs = function_specs(job, models)
     job_planner(job, specs)
-    return Prepared(job, recipe, settings, PromptSource.load(job), specs)
+    source = PromptSource.load(job)
+    check_room(job, function_limits(job, specs)["generate"], source.longest)
+    return Prepared(job, recipe, settings, source, specs)
 
 
 @dataclass(frozen=True)

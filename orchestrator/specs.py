@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from orchestrator.config import JobConfig
+from orchestrator.errors import ConfigError
 from orchestrator.planner.base import FunctionLimits
+from orchestrator.planner.devices import device, kv_capacity_tokens
+from orchestrator.planner.model_shape import read_shape
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.versions import CRITICS
 
@@ -39,8 +43,43 @@ def _spec(job: JobConfig, name: str, kind: str, options: dict[str, Any]) -> Func
     )
 
 
-def function_limits(job: JobConfig, specs: list[FunctionSpec]) -> dict[str, FunctionLimits]:
+def function_limits(job: JobConfig, specs: Sequence[FunctionSpec]) -> dict[str, FunctionLimits]:
+    """Raises ConfigError for a model that the GPUs of one replica cannot hold, or whose shape cannot be read."""
+    kv = kv_tokens(job)
     return {
-        spec.name: FunctionLimits(spec.max_replicas, spec.usd_per_hour, spec.gpus, max_batch=job.rollout.slots)
+        spec.name: FunctionLimits(
+            spec.max_replicas, spec.usd_per_hour, spec.gpus, max_batch=job.rollout.slots,
+            kv_tokens=kv if spec.kind == "generate" else None,
+        )
         for spec in specs
-    }
+    }  # fmt: skip
+
+
+def kv_tokens(job: JobConfig) -> int | None:
+    """Keys and values that one replica of generate has room for; None: not known, or (torch, transformers) no limit
+    but the slots. vLLM's `kv_cache_mb`, or what `planner.gpu` has beside the weights.
+    """
+    size_mb, gpu = job.rollout.vllm.get("kv_cache_mb"), job.planner.gpu
+    if job.rollout.engine not in ("auto", "vllm") or (size_mb is None and gpu is None):
+        return None
+    gpus = job.function("generate").gpus
+    try:
+        shape = read_shape(Path(job.model.path), bytes_per_value=4 if job.model.dtype == "float32" else 2)
+        if size_mb is not None:  # of each GPU
+            return max(1, gpus) * int(size_mb) * 2**20 // shape.kv_bytes_per_token
+        assert gpu is not None, "one of both is set"
+        return kv_capacity_tokens(device(gpu), shape, gpus, usable=job.rollout.vllm.get("memory_fraction", 0.9))
+    except ValueError as error:
+        raise ConfigError(f"functions.generate.gpus: {error}") from None
+
+
+def check_room(job: JobConfig, limits: FunctionLimits, longest_prompt: int) -> None:
+    """Raises ConfigError where the longest sample that the job allows has no room in one replica of generate."""
+    longest = longest_prompt + job.rollout.max_response_length
+    if limits.kv_tokens is not None and longest > limits.kv_tokens:
+        most = limits.kv_tokens - longest_prompt
+        fits = f"at most {most}" if most > 0 else f"a longer cache: the longest prompt has {longest_prompt}"
+        raise ConfigError(
+            f"rollout.max_response_length: a sample may have {longest} tokens, one replica of generate has room for "
+            f"{limits.kv_tokens} (wants {fits})"
+        )

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.planner.latency import GenerateCost, kv_token_steps
+from orchestrator.planner.scaling import Unmet
 
 Array = npt.NDArray[np.float64]
 
@@ -71,7 +72,7 @@ class Filler:
             room = np.minimum(room, np.floor(kv_tokens / (prompt + load.longest)))
             if (room < 1).any():
                 row = int(np.argmin(room))
-                raise ValueError(
+                raise Unmet(
                     f"a sample of {prompt[row]:.0f} + {load.longest[row]:.0f} tokens does not fit the KV capacity of "
                     f"{kv_tokens} tokens (wants max_response_length <= {max(0, int(kv_tokens - prompt[row]))})"
                 )

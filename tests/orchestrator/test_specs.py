@@ -1,0 +1,53 @@
+"""What the planner is told of the functions: the room for keys and values, and jobs that do not fit it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config import load_job
+from orchestrator.errors import ConfigError
+from orchestrator.session import prepare
+from orchestrator.specs import function_limits
+from tests.support.tiny_job import make_job
+
+VLLM = ["deterministic=false", "rollout.engine=vllm"]
+TOKEN_BYTES = 2 * 2 * 2 * 8 * 4
+"""Keys and values x two layers x two heads x 8 x fp32."""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_job(tmp_path_factory.mktemp("job")).file
+
+
+def kv(file: Path, *words: str) -> int | None:
+    prepared = prepare(load_job(file, words))
+    limits = function_limits(prepared.job, prepared.specs)
+    assert {name: limit.kv_tokens for name, limit in limits.items() if name != "generate"} == {
+        name: None for name in limits if name != "generate"
+    }
+    return limits["generate"].kv_tokens
+
+
+def test_the_room_is_vllms_cache_and_of_no_concern_to_the_torch_engine(file: Path) -> None:
+    assert kv(file) is None
+    assert kv(file, *VLLM) is None  # measured when it starts
+    assert kv(file, *VLLM, "rollout.vllm.kv_cache_mb=3") == 3 * 2**20 // TOKEN_BYTES
+    assert kv(file, "deterministic=false", "rollout.engine=torch", "rollout.vllm.kv_cache_mb=3") is None
+
+
+def test_the_room_beside_the_weights_of_a_gpu_in_the_table(file: Path) -> None:
+    gpu = ["model.dtype=bfloat16", "planner.gpu=L40S", "functions.generate.gpus=1"]
+    room = kv(file, *VLLM, *gpu)
+    assert room is not None
+    assert room == pytest.approx(48 * 2**30 * 0.9 / (TOKEN_BYTES / 2), rel=1e-4)
+    half = kv(file, *VLLM, *gpu, "rollout.vllm.memory_fraction=0.45")
+    assert half == pytest.approx(room / 2, rel=1e-4)
+
+
+def test_samples_that_have_no_room_are_refused_before_anything_starts(file: Path) -> None:
+    small = [*VLLM, "rollout.vllm.kv_cache_mb=1", "rollout.max_response_length=5000"]
+    with pytest.raises(ConfigError, match=r"^rollout.max_response_length: a sample may have 50\d\d tokens, .* 4096"):
+        kv(file, *small)
