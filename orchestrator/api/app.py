@@ -24,14 +24,16 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from functions.prometheus import CONTENT_TYPE
 from orchestrator.api import problems
 from orchestrator.api.auth import Tokens
 from orchestrator.api.feed import Feeds
 from orchestrator.api.jobs import Jobs
 from orchestrator.api.look.routes import look_routes
+from orchestrator.api.page import page_routes
 from orchestrator.api.problems import ApiError, Problem, responses
 from orchestrator.api.routes import Site, job_routes
-from orchestrator.api.telemetry import CONTENT_TYPE, Measured, RequestMetrics, job_lines
+from orchestrator.api.telemetry import Measured, RequestMetrics, jobs_text
 from orchestrator.config import JobConfig
 from orchestrator.errors import OrchestratorError
 
@@ -80,6 +82,7 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens | None) -> FastAPI:
 
     app.include_router(job_routes(jobs, Feeds(jobs), site, reads, writes))
     app.include_router(look_routes(jobs, reads))
+    app.include_router(page_routes())
 
     @app.get(
         "/healthz", operation_id="health", tags=["server"], summary="The server answers, and keeps jobs going",
@@ -96,8 +99,7 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens | None) -> FastAPI:
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **responses(401)},
     )  # fmt: skip
     def metrics() -> PlainTextResponse:
-        lines = [*job_lines(jobs.all()), *requests.lines()]
-        return PlainTextResponse("\n".join(lines) + "\n", media_type=CONTENT_TYPE)
+        return PlainTextResponse(jobs_text(jobs.all(), jobs.runs) + requests.text(), media_type=CONTENT_TYPE)
 
     original = app.openapi
     app.openapi = lambda: _complete(app, original())  # type: ignore[method-assign]  # FastAPI's documented way

@@ -63,7 +63,8 @@ def serve(options: ServeOptions) -> None:
     """Until SIGINT or SIGTERM. Jobs that run go on, and the next server finds them."""
     app = build(options)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    print(f"http://{options.host}:{options.port}/docs", flush=True)
+    address = f"http://{options.host}:{options.port}"
+    print(f"dashboard: {address}/\njob API:   {address}/docs", flush=True)
     config = uvicorn.Config(
         app, host=options.host, port=options.port, log_config=None, access_log=False, timeout_graceful_shutdown=3
     )

@@ -1,0 +1,43 @@
+// Cancel and resume, each after a question.
+import { html, useState } from "app/html.js";
+import { Dialog } from "app/parts.js";
+
+const CAN_CANCEL = ["queued", "running", "interrupted"];
+const CAN_RESUME = ["failed", "cancelled"];
+
+export function Actions({ store, job }) {
+  const [asking, setAsking] = useState(null);
+  return html`
+    ${CAN_CANCEL.includes(job.state) && html`<button type="button" class="danger" onClick=${() => setAsking("cancel")}>Cancel…</button>`}
+    ${CAN_RESUME.includes(job.state) && html`<button type="button" class="main" onClick=${() => setAsking("resume")}>Resume…</button>`}
+    ${asking && html`<${Ask} what=${asking} store=${store} job=${job} onClose=${() => setAsking(null)} />`}
+  `;
+}
+
+function Ask({ what, store, job, onClose }) {
+  const [problem, setProblem] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const cancel = what === "cancel";
+  const next = (job.step ?? -1) + 1;
+  const act = async () => {
+    setBusy(true);
+    try {
+      store.job.value = { ...store.job.value, ...(await (cancel ? store.source.cancel() : store.source.resume())) };
+      store.poke();
+      onClose();
+    } catch (error) {
+      setProblem(error);
+      setBusy(false);
+    }
+  };
+  return html`<${Dialog} title=${cancel ? `Cancel ${job.id}?` : `Resume ${job.id}?`} onClose=${onClose}>
+    <p>${cancel
+      ? `The orchestrator ends in order and every function goes to zero. What is committed stays; the work on step ${next} is lost. Resume goes on from there.`
+      : `It goes on from its last committed step${job.step === null ? "" : ` (${job.step})`} and spends money again.`}</p>
+    ${problem && html`<p class="bad" role="alert">${problem.message}</p>`}
+    <div class="buttons">
+      <button type="button" onClick=${onClose}>${cancel ? "Keep it running" : "Not now"}</button>
+      <button type="button" class=${cancel ? "danger" : "main"} disabled=${busy} onClick=${act}>${cancel ? "Cancel the job" : "Resume the job"}</button>
+    </div>
+  </${Dialog}>`;
+}

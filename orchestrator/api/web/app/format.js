@@ -1,0 +1,63 @@
+// Numbers, times and money as a person reads them.
+
+const NONE = "–";
+
+export function number(value, digits = 3) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return NONE;
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e15 || size < 1e-4) return value.toExponential(Math.max(0, digits - 1)).replace(/\.?0+e/, "e");
+  if (size >= 1000) return Math.round(value).toLocaleString("en-US");
+  return String(Number(value.toPrecision(digits)));
+}
+
+export const whole = (value) => (value === null || value === undefined ? NONE : Math.round(value).toLocaleString("en-US"));
+
+export function dollars(usd) {
+  if (usd === null || usd === undefined) return NONE;
+  const size = Math.abs(usd);
+  if (size >= 1) return `$${usd.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`;
+  return size >= 0.001 || size === 0 ? `$${usd.toFixed(4)}` : `$${usd.toPrecision(2)}`;
+}
+
+export function percent(share, digits = 0) {
+  return Number.isFinite(share) ? `${(100 * share).toFixed(digits)} %` : NONE;
+}
+
+// 0.42 s, 41 s, 12:05, 3:07:00
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return NONE;
+  if (seconds < 60) return `${Number(seconds.toPrecision(3))} s`;
+  const total = Math.round(seconds);
+  const two = (n) => String(n).padStart(2, "0");
+  const hours = Math.floor(total / 3600);
+  const rest = `${two(Math.floor(total / 60) % 60)}:${two(total % 60)}`;
+  return hours ? `${hours}:${rest}` : rest.replace(/^0/, "");
+}
+
+const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+const DAY = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric" });
+
+export const clock = (unix) => CLOCK.format(unix * 1000);
+export const moment = (unix) => (unix === null || unix === undefined ? NONE : `${DAY.format(unix * 1000)}, ${clock(unix)}`);
+
+export function ago(unix, now = Date.now() / 1000) {
+  const seconds = Math.max(0, now - unix);
+  if (seconds < 60) return "just now";
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ago`;
+  return DAY.format(unix * 1000);
+}
+
+export const plural = (count, one, many = `${one}s`) => `${whole(count)} ${count === 1 ? one : many}`;
+
+// Round numbers for an axis: at most `most` of them between low and high.
+export function ticks(low, high, most) {
+  const span = high - low || 1;
+  const raw = span / Math.max(1, most);
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => span / s <= most) ?? 10 * power;
+  const found = [];
+  for (let k = Math.ceil(low / step); k * step <= high + 1e-9 * span; k++) found.push(k * step);
+  return { step, values: found };
+}

@@ -1,0 +1,89 @@
+// All jobs, newest first, asked for again every two seconds while the page is seen.
+import { html, useEffect, useRef, useState } from "app/html.js";
+import { ask } from "app/api.js";
+import { useKeys } from "app/keys.js";
+import { Failure, Spark, State } from "app/parts.js";
+import { ago, dollars, duration, number, percent, plural } from "app/format.js";
+
+const EVERY_MS = 2000;
+const PAGE = 100;
+
+const reward = (job) => job.metrics["critic/score/mean"];
+const pass = (job) => Object.entries(job.metrics).find(([name]) => name.startsWith("val-core/") && name.includes("/acc/"))?.[1];
+
+function Row({ job }) {
+  const spent = job.spent_usd ?? job.cost_usd;
+  const saved = job.serverful_usd ? 1 - spent / job.serverful_usd : NaN;
+  const took = job.started_at && (job.ended_at ?? Date.now() / 1000) - job.started_at;
+  const replicas = Object.entries(job.replicas).filter(([, count]) => count).map(([name, count]) => `${name} ${count}`).join(", ");
+  return html`<tr>
+    <th scope="row" class="left"><a class="job" href=${`/jobs/${job.id}`} data-page>${job.id}</a><small>${job.recipe}</small></th>
+    <td class="left"><${State} state=${job.state} /></td>
+    <td><span>${job.step ?? 0}<small>/${job.steps}</small></span><progress max=${job.steps} value=${job.step ?? 0} aria-label=${`steps of ${job.id}`}></progress></td>
+    <td class="trend"><span>${number(reward(job))}</span><${Spark} values=${job.trend} /></td>
+    <td>${pass(job) === undefined ? "–" : percent(pass(job), 1)}</td>
+    <td>${dollars(spent)}${Number.isFinite(saved) && spent > 0 && html`<small class=${saved > 0 ? "good" : ""}>${percent(Math.abs(saved))} ${saved > 0 ? "under" : "over"} ${dollars(job.serverful_usd)}</small>`}</td>
+    <td>${duration(took)}<small>${ago(job.created_at)}</small></td>
+    <td class="left now">${job.message ? html`<span class="bad clamp">${job.message}</span>` : replicas || (job.state === "running" ? "at zero" : "")}</td>
+  </tr>`;
+}
+
+export function Jobs() {
+  const [jobs, setJobs] = useState(null);
+  const [more, setMore] = useState(null);
+  const [problem, setProblem] = useState(null);
+  const [word, setWord] = useState("");
+  const [limit, setLimit] = useState(PAGE);
+  const field = useRef();
+  const body = useRef();
+
+  useEffect(() => {
+    let timer;
+    let current = true;
+    const look = async () => {
+      try {
+        const found = document.hidden && jobs ? null : await ask("/v1/jobs", { limit });
+        if (found && current) {
+          setJobs(found.jobs);
+          setMore(found.next);
+          setProblem(null);
+        }
+      } catch (error) {
+        if (current) setProblem(error);
+      }
+      if (current) timer = setTimeout(look, EVERY_MS);
+    };
+    look();
+    return () => {
+      current = false;
+      clearTimeout(timer);
+    };
+  }, [limit]);
+
+  const move = (by) => {
+    const links = [...body.current.querySelectorAll("a.job")];
+    const at = links.indexOf(document.activeElement);
+    links[Math.max(0, Math.min(links.length - 1, at + by))]?.focus();
+  };
+  useKeys({ "/": () => field.current?.focus(), j: () => jobs?.length && move(1), k: () => jobs?.length && move(-1) });
+
+  if (!jobs) return problem && problem.status ? html`<${Failure} problem=${problem} />` : html`<h1>Jobs</h1><p class="quietly">Reading the jobs…</p>`;
+  const shown = jobs.filter((job) => !word || `${job.id} ${job.recipe} ${job.state}`.includes(word.toLowerCase()));
+  const counts = Object.entries(Object.groupBy(jobs, (job) => job.state)).map(([state, list]) => `${list.length} ${state}`).join(", ");
+  return html`
+    <div class="title">
+      <h1>Jobs</h1><p class="note">${counts}</p><span class="grow"></span>
+      <label class="inline">Filter <input ref=${field} type="search" value=${word} onInput=${(e) => setWord(e.target.value)} /></label>
+    </div>
+    ${jobs.length === 0
+      ? html`<div class="empty"><h2>No jobs yet</h2><p>Send one: <code>rlhf-orchestrate submit job.toml --url ${location.origin}</code></p></div>`
+      : html`<div class="scroll panel flush" tabindex="0" role="region" aria-label="Jobs"><table class="jobs">
+          <caption class="away">Jobs, newest first</caption>
+          <thead><tr><th scope="col" class="left">Job</th><th scope="col" class="left">State</th><th scope="col">Step</th><th scope="col">Reward</th>
+            <th scope="col">Pass rate</th><th scope="col">Cost now, against serverful</th><th scope="col">Time</th><th scope="col" class="left">Now</th></tr></thead>
+          <tbody ref=${body}>${shown.map((job) => html`<${Row} key=${job.id} job=${job} />`)}</tbody>
+        </table></div>
+        ${shown.length === 0 && html`<p class="quietly">No job has “${word}” in its id, recipe or state.</p>`}
+        ${more && html`<button type="button" onClick=${() => setLimit(Math.min(1000, limit + PAGE))}>Show more than ${plural(jobs.length, "job")}</button>`}`}
+  `;
+}

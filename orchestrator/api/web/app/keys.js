@@ -1,0 +1,25 @@
+// Shortcuts. A part adds its own while it is shown; keys typed into a field are the field's.
+import { useEffect } from "app/html.js";
+
+const handlers = new Map(); // key -> stack of functions
+
+export function useKeys(keys) {
+  useEffect(() => {
+    for (const [key, handler] of Object.entries(keys)) handlers.set(key, [...(handlers.get(key) ?? []), handler]);
+    return () => {
+      for (const [key, handler] of Object.entries(keys)) {
+        handlers.set(key, handlers.get(key).filter((one) => one !== handler));
+      }
+    };
+  });
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+  if (event.target.closest?.("input, select, textarea, dialog, [contenteditable]")) return;
+  const handler = handlers.get(event.key)?.at(-1);
+  if (handler) {
+    event.preventDefault();
+    handler(event);
+  }
+});

@@ -1,0 +1,83 @@
+// The page: a bar, and below it the list of jobs or one job. A report is the same page with its data in it.
+import { html, render, signal, useEffect, useState } from "app/html.js";
+import { reachable, setToken, tokenWanted } from "app/api.js";
+import { fixedSource, liveSource } from "app/source.js";
+import { dark, toggle } from "app/theme.js";
+import { useKeys } from "app/keys.js";
+import { Dialog } from "app/parts.js";
+import { Help } from "app/help.js";
+import { Jobs } from "app/jobs.js";
+import { Job } from "app/job.js";
+
+const inlined = document.getElementById("data");
+const report = inlined && JSON.parse(inlined.textContent);
+const path = signal(location.pathname);
+const round = signal(0); // counts tokens that were entered: everything is asked for again
+
+export function go(to) {
+  history.pushState(null, "", to);
+  path.value = location.pathname;
+  document.getElementById("main")?.focus();
+}
+window.addEventListener("popstate", () => (path.value = location.pathname));
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[data-page]");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+  event.preventDefault();
+  go(link.getAttribute("href"));
+});
+
+function Bar({ onHelp }) {
+  return html`<header class="bar">
+    <a class="skip" href="#main">Skip to the content</a>
+    ${report ? html`<span class="brand">rlhf-orchestrate <em>report</em></span>` : html`<a class="brand" href="/" data-page>rlhf-orchestrate</a>`}
+    <span class="grow"></span>
+    ${!report && html`<a href="/docs">API</a>`}
+    <button type="button" class="quiet" onClick=${toggle} aria-pressed=${dark.value}>${dark.value ? "Light" : "Dark"} theme</button>
+    <button type="button" class="quiet" onClick=${onHelp} aria-keyshortcuts="?">Keys <kbd>?</kbd></button>
+  </header>`;
+}
+
+function TokenDialog() {
+  const [text, setText] = useState("");
+  const said = tokenWanted.value;
+  const enter = (event) => {
+    event.preventDefault();
+    setToken(text.trim());
+    round.value += 1;
+  };
+  return html`<${Dialog} title="This server wants a token" onClose=${() => (tokenWanted.value = null)}>
+    <form onSubmit=${enter}>
+      <p>It stands in the server's token file: <code>name read|write token</code>. It is kept for this tab only.</p>
+      ${said && html`<p class="bad" role="alert">${said}</p>`}
+      <label>Token <input type="password" autocomplete="off" value=${text} onInput=${(e) => setText(e.target.value)} autofocus /></label>
+      <div class="buttons"><button type="submit" class="main" disabled=${!text.trim()}>Go on</button></div>
+    </form>
+  </${Dialog}>`;
+}
+
+function App() {
+  const [help, setHelp] = useState(false);
+  useKeys({ "?": () => setHelp(true), t: toggle, ...(report ? {} : { g: () => go("/") }) });
+  const id = path.value.match(/^\/jobs\/([a-z0-9-]+)$/)?.[1];
+  useEffect(() => {
+    if (!report && !id) document.title = "Jobs · rlhf-orchestrate";
+  }, [id]);
+  return html`
+    <${Bar} onHelp=${() => setHelp(true)} />
+    ${!reachable.value && !report && html`<p class="away-bar" role="status">The server does not answer. Jobs go on without it; trying again.</p>`}
+    <main id="main" tabindex="-1">
+      ${report
+        ? html`<${Job} id=${report.job.id} source=${fixedSource(report)} made=${report.made_at} />`
+        : id
+          ? html`<${Job} key=${`${id} ${round.value}`} id=${id} source=${liveSource(id)} />`
+          : html`<${Jobs} key=${round.value} />`}
+    </main>
+    ${help && html`<${Help} onClose=${() => setHelp(false)} />`}
+    ${tokenWanted.value !== null && html`<${TokenDialog} />`}
+  `;
+}
+
+const root = document.getElementById("app");
+root.replaceChildren();
+render(html`<${App} />`, root);

@@ -1,0 +1,49 @@
+// What went wrong, as a person wants it: what, where, what would be right; the orchestrator's own lines behind a fold.
+import { html, useState } from "app/html.js";
+import { plural } from "app/format.js";
+import { Failure } from "app/parts.js";
+
+export function Trouble({ store, job }) {
+  if (job.state === "failed") return html`<${Failed} store=${store} job=${job} />`;
+  if (job.state === "interrupted") {
+    return html`<div class="trouble mild" role="status"><h2>Its orchestrator was killed</h2>
+      <p>What is committed stays. The server starts it again by itself; it goes on from step ${(job.step ?? -1) + 1}.</p></div>`;
+  }
+  if (job.sample_failures > 0) {
+    return html`<div class="trouble mild" role="status"><p>${plural(job.sample_failures, "sample was", "samples were")} dropped because
+      the scorer failed. None of them became reward 0. The events say what the scorer said.</p></div>`;
+  }
+  return null;
+}
+
+function Failed({ store, job }) {
+  const [output, setOutput] = useState(null);
+  const [problem, setProblem] = useState(null);
+  const told = explain(job.message ?? "no reason was told");
+  const next = job.step === null ? "nothing is committed yet" : `steps 0 to ${job.step} are committed and stay`;
+  const look = async (event) => {
+    if (!event.target.open || output) return;
+    try {
+      setOutput((await store.source.output()).lines);
+    } catch (error) {
+      setProblem(error);
+    }
+  };
+  return html`<div class="trouble" role="alert">
+    <h2>Failed ${job.step === null ? "before its first step" : `in step ${job.step + 1}`}</h2>
+    <ul class="lines">${told.map(({ where, what }) => html`<li>${where && html`<code class="where">${where}</code>`}<span>${what}</span></li>`)}</ul>
+    <p class="next">${next[0].toUpperCase() + next.slice(1)}. When the cause is mended, <b>Resume</b> goes on from there${store.source.fixed ? html`: <code>rlhf-orchestrate resume RUN</code>` : ""}.</p>
+    <details onToggle=${look}><summary>The orchestrator's last lines</summary>
+      ${problem && html`<${Failure} problem=${problem} />`}
+      ${output && (output.length ? html`<pre tabindex="0">${output.join("\n")}</pre>` : html`<p class="quietly">It has printed nothing.</p>`)}
+    </details>
+  </div>`;
+}
+
+// Lines are `where: what`, as orchestrator/errors.py wants them: a key's path, or a file and a line, before the first `: `.
+export function explain(message) {
+  return message.split("\n").filter(Boolean).map((line) => {
+    const found = line.match(/^((?:[\w-]+\.)*[\w.-]+|(?:\/|\.{0,2}\/)?[^\s:]+(?::\d+)?|step \d+[^:]*): (.+)$/s);
+    return found ? { where: found[1], what: found[2] } : { where: "", what: line };
+  });
+}
