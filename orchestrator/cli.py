@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from orchestrator import doctor, tables
-from orchestrator.api.commands import serve_parser, submit_parser, top_parser
+from orchestrator.api.commands import report_parser, serve_parser, submit_parser, top_parser
 from orchestrator.config import KnativeConfig, load_job
 from orchestrator.errors import OrchestratorError, RunError
 from orchestrator.events import failure_told
@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     serve_parser(commands)
     submit_parser(commands)
     top_parser(commands)
+    report_parser(commands)
 
     logs = commands.add_parser("logs", help="what the replicas of a run have printed")
     logs.add_argument("run", type=Path, help="run directory")

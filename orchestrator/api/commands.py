@@ -1,4 +1,4 @@
-"""`rlhf-orchestrate serve`, `submit` and `top`: arguments in, exit code out."""
+"""`rlhf-orchestrate serve`, `submit`, `top` and `report`: arguments in, exit code out."""
 
 from __future__ import annotations
 
@@ -41,6 +41,13 @@ def top_parser(commands: Any) -> None:
     parser.set_defaults(command=_top)
 
 
+def report_parser(commands: Any) -> None:
+    parser = commands.add_parser("report", help="a run as one HTML file: the dashboard's pictures, without a server")
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("-o", "--output", type=Path, help="file to write (default: RUN/report.html)")
+    parser.set_defaults(command=_report)
+
+
 def _server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8080", help="the server (default: http://127.0.0.1:8080)")
     parser.add_argument("--token-file", type=Path, help="file that holds the token (default: $RLHF_TOKEN)")
@@ -77,4 +84,12 @@ def _top(given: argparse.Namespace) -> int:
 
     with httpx.Client(base_url=given.url, headers=token_headers(given.token_file), timeout=10) as client:
         top(client, Console())
+    return 0
+
+
+def _report(given: argparse.Namespace) -> int:
+    from orchestrator.api.report import write_report
+
+    file = write_report(given.run, given.output)
+    print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
     return 0

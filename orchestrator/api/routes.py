@@ -64,7 +64,7 @@ def job_routes(
         job, new = await asyncio.to_thread(jobs.submit, config, key=idempotency_key, body=body)
         response.status_code = 201 if new else 200
         response.headers["Location"] = f"/v1/jobs/{job.id}"
-        return _detail(job)
+        return detail(job)
 
     @router.get(
         "", operation_id="listJobs", summary="List jobs, newest first", response_model=models.JobList,
@@ -86,7 +86,7 @@ def job_routes(
         dependencies=reading, responses=known,
     )  # fmt: skip
     def get(id: JobId) -> dict[str, Any]:
-        return _detail(jobs.get(id))
+        return detail(jobs.get(id))
 
     @router.get(
         "/{id}/events", operation_id="followEvents", summary="Events as they come (server-sent events)",
@@ -187,7 +187,7 @@ def _view(job: Job) -> dict[str, Any]:
     return shown | {"message": None if message is None else redacted(message)}
 
 
-def _detail(job: Job) -> dict[str, Any]:
+def detail(job: Job) -> dict[str, Any]:
     config = json.loads(redacted(job.config.model_dump_json()))
     knative = config["platform"]["knative"]
     if knative is not None:

@@ -6,13 +6,14 @@ Each answers a window or a page, thinned out by the server: a job of any length 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 
-from orchestrator.api.jobs import ID, Jobs
+from functions.wire import Json
+from orchestrator.api.jobs import ID, Job, Jobs
 from orchestrator.api.launch import OUTPUT
 from orchestrator.api.look import models
 from orchestrator.api.look.costs import BookFiles, cost_columns
@@ -69,13 +70,7 @@ def look_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         points: Points = None,
     ) -> Response:
         rows = metric_rows.read(directory(id) / "metrics.jsonl")
-        steps, values = columns(rows, names=name or (), from_step=from_step, to_step=to_step)
-        answer: dict[str, Any] = {"steps": steps, "metrics": values, "low": {}, "high": {}, "names": names_of(rows)}
-        if points is not None and points < len(steps):
-            runs = parts(len(steps), points)
-            answer["steps"] = [steps[run[-1]] for run in runs]
-            for metric, column in values.items():
-                values[metric], answer["low"][metric], answer["high"][metric] = thinned(column, runs)
+        answer = metrics_of(rows, name or (), from_step, to_step, points)
         return Response(json.dumps(answer), media_type=JSON_TYPE)
 
     @router.get(
@@ -86,11 +81,7 @@ def look_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         id: JobId,
         steps: Annotated[bool, Query(description="With what each step cost; `/cost/steps` has that as columns")] = True,
     ) -> Response:
-        found = books.read(directory(id) / "cost.json")
-        answer = (found or NO_BOOKS).to_json(steps=steps)
-        if found is None:
-            answer["open"] = None
-        del answer["format"]
+        answer = cost_of(books.read(directory(id) / "cost.json"), steps=steps)
         return Response(json.dumps(answer), media_type=JSON_TYPE)
 
     @router.get(
@@ -106,11 +97,7 @@ def look_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         response_model=models.Checkpoints,
     )  # fmt: skip
     def checkpoints(id: JobId) -> dict[str, Any]:
-        job = jobs.get(id)
-        commits = job.summary.commits
-        kept = commits[:1] + commits[1:][-job.config.checkpoints.keep :]
-        listed = [{"step": e.data["step"], "created_at": e.time, "versions": e.data["versions"]} for e in kept]
-        return {"checkpoints": listed, "model": (jobs.directory(job.id) / "model").is_dir()}
+        return checkpoints_of(jobs.get(id), jobs.directory(id))
 
     @router.get(
         "/{id}/samples", operation_id="listSamples", summary="Samples of a step: prompt, response, reward",
@@ -189,3 +176,34 @@ def look_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         return {"lines": [redacted(line) for line in last_lines(directory(id) / OUTPUT, lines)]}
 
     return router
+
+
+def metrics_of(
+    rows: Sequence[dict[str, Any]], names: Sequence[str], from_step: int, to_step: int | None, points: int | None
+) -> Json:
+    """The Metrics of models.py."""
+    steps, values = columns(rows, names=names, from_step=from_step, to_step=to_step)
+    answer: Json = {"steps": steps, "metrics": values, "low": {}, "high": {}, "names": names_of(rows)}
+    if points is not None and points < len(steps):
+        runs = parts(len(steps), points)
+        answer["steps"] = [steps[run[-1]] for run in runs]
+        for metric, column in values.items():
+            values[metric], answer["low"][metric], answer["high"][metric] = thinned(column, runs)
+    return answer
+
+
+def cost_of(books: Books | None, *, steps: bool) -> Json:
+    """The CostView of models.py."""
+    answer = (books or NO_BOOKS).to_json(steps=steps)
+    if books is None:
+        answer["open"] = None
+    del answer["format"]
+    return answer
+
+
+def checkpoints_of(job: Job, directory: FilePath) -> Json:
+    """The Checkpoints of models.py."""
+    commits = job.summary.commits
+    kept = commits[:1] + commits[1:][-job.config.checkpoints.keep :]
+    listed = [{"step": e.data["step"], "created_at": e.time, "versions": e.data["versions"]} for e in kept]
+    return {"checkpoints": listed, "model": (directory / "model").is_dir()}

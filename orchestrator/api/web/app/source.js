@@ -53,7 +53,8 @@ function pick(table, names) {
 }
 
 // The finest of the timelines that covers the window, cut to it.
-function window_(timelines, { from_s = 0, to_s = Infinity }) {
+function window_(timelines, { from_s = 0, to_s = Infinity, most }) {
+  if (most === 0) return timelines.at(-1); // counts of the whole job
   const covers = (t) => t.from_s <= from_s + 1e-6 && t.to_s >= Math.min(to_s, t.end_s) - 1e-6;
   return timelines.find((t) => t.lanes && covers(t)) ?? timelines.find(covers) ?? timelines.at(-1);
 }
