@@ -146,7 +146,8 @@ class S3Server(Server):
 
 class MotoServer(S3Server):
     def start(self) -> MotoServer:
-        self.spawn([sys.executable, "-W", "ignore", "-m", "moto.server", "-H", LOOPBACK, "-p", str(self.port)])
+        program = str(Path(__file__).with_name("moto_server.py"))
+        self.spawn([sys.executable, "-W", "ignore", program, "-H", LOOPBACK, "-p", str(self.port)])
         wait_until(lambda: listens(self.port), "moto", self.processes, self.log)
         return self
 

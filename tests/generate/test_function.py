@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,9 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         kinds.build("generate", options)
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is not None, reason="vLLM is installed, and auto takes it for these"
+)
 def test_auto_takes_transformers_for_other_architectures(
     exchange: DirectoryExchange, context: Context, batch: SampleBatch, model_dir: Callable[[str], Path]
 ) -> None:

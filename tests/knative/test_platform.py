@@ -268,7 +268,7 @@ def test_a_second_orchestrator_takes_over_without_a_new_revision(control_plane: 
         for task in list(first._tasks):  # as if killed
             task.cancel()
         async with knative(plane) as second:
-            assert len(second.replicas()) == 2
+            await until(lambda: [replica.state for replica in second.replicas()] == ["idle", "idle"])
             await until(lambda: not second.replicas())  # not wanted by anyone any more
             await second.scale("count", 1)
             await answer(second, count("b"))

@@ -1,0 +1,25 @@
+"""Which processes there are, by /proc."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that `pid` has started, and those that they have, zombies included; parents first."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for parent in found:
+        found += sorted(child for child, of in parents.items() if of == parent)
+    return found[1:]
+
+
+def exists(pid: int) -> bool:
+    """A process that has ended and waits to be reaped by whoever adopted it does not."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
