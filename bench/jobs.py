@@ -89,19 +89,16 @@ class Moment:
     def now(cls, orchestrator: int) -> Moment:
         total, own, names = 0.0, {}, {}
         for pid in family(orchestrator):
-            try:
+            with suppress(OSError):
                 own[pid], ended = cpu_of(pid)
+                total += own[pid] + ended  # also of one that has ended and is not waited for yet: it has no files
                 names[pid] = "orchestrator" if pid == orchestrator else function_of(pid)
-            except OSError:
-                own.pop(pid, None)
-                continue
-            total += own[pid] + ended
         return cls(time.perf_counter(), total, own, names)
 
     def since(self, before: Moment) -> tuple[float, float, dict[str, float]]:
         """Wall time, CPU time, CPU time by function."""
         functions: dict[str, float] = {}
-        for pid in self.of_process.keys() & before.of_process.keys():
+        for pid in self.names.keys() & before.of_process.keys():
             used = self.of_process[pid] - before.of_process[pid]
             functions[self.names[pid]] = functions.get(self.names[pid], 0.0) + used
         return self.time_s - before.time_s, self.cpu_s - before.cpu_s, functions
