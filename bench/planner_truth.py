@@ -27,7 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.jobs import ENV, ROOT
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from bench.jobs import ENV, ROOT  # noqa: E402
 
 POLICIES = ("serverful", "ours")
 WARM_UP = 5

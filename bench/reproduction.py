@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from orchestrator.planner.devices import device, shape
-from orchestrator.planner.mapping import Batch, Role, fixed_mapping, map_models
+from orchestrator.planner.mapping import fixed_mapping, map_models
+from orchestrator.planner.mapping_costs import Batch, Role
 from orchestrator.planner.policies import Policy, policy
 from orchestrator.planner.scaling import Goal
 from orchestrator.planner.schedules import Pipelines, anneal, greedy
@@ -120,22 +121,36 @@ def fusion() -> list[dict[str, Any]]:
 
 
 def placement() -> list[dict[str, Any]]:
-    print(f"{'model':12} {'GPUs':>5} {'best':10} {'step s':>8} {'colocate':>9} {'standalone':>11}")
+    print(
+        f"{'model':12} {'GPUs':>5} {'stages':>7} {'best':10} {'step s':>8} {'colocate':>9} {'split':>8} "
+        f"{'standalone':>11}"
+    )
     rows = []
     for name in ("Llama-2-13B", "Llama-34B"):
         model = shape(name)
         roles = [Role("actor", model, True, True), Role("critic", model, True)]
         roles += [Role("reference", model, False), Role("reward", model, False)]
-        for gpus in (16, 32, 64, 96, 128):
-            try:
-                best = map_models(roles, device("A100"), gpus, Batch())
-            except ValueError as error:
-                print(f"{name:12} {gpus:5} {error}")
-                continue
-            alike = [fixed_mapping(s, device("A100"), gpus, Batch()) for s in ([roles], [[r] for r in roles])]
-            times = [None if m is None else round(m.step_s, 1) for m in alike]
-            print(f"{name:12} {gpus:5} {best.kind:10} {best.step_s:8.1f} {times[0]!s:>9} {times[1]!s:>11}")
-            rows.append({"model": name, "gpus": gpus, "best": best.kind, "step_s": round(best.step_s, 2)})
+        pairs = [[roles[0], roles[2]], [roles[1], roles[3]]]
+        for deepest in (None, 2):
+            for gpus in (16, 32, 64, 96, 128):
+                try:
+                    best = map_models(roles, device("A100"), gpus, Batch(), deepest)
+                except ValueError as error:
+                    print(f"{name:12} {gpus:5} {error}")
+                    continue
+                sets = ([roles], pairs, [[r] for r in roles])
+                fixed = [fixed_mapping(s, device("A100"), gpus, Batch(), deepest) for s in sets]
+                times = [None if m is None else round(m.step_s, 1) for m in fixed]
+                stages = "any" if deepest is None else f"<= {deepest}"
+                print(
+                    f"{name:12} {gpus:5} {stages:>7} {best.kind:10} {best.step_s:8.1f} {times[0]!s:>9} {times[1]!s:>8} "
+                    f"{times[2]!s:>11}"
+                )
+                cut = best.parallelism["actor"]
+                rows.append({
+                    "model": name, "gpus": gpus, "max_pipeline": deepest, "best": best.kind,
+                    "step_s": round(best.step_s, 2), "actor": [cut.pipeline, cut.tensor, cut.data],
+                })  # fmt: skip
     return rows
 
 
