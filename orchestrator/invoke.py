@@ -16,7 +16,7 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 from opentelemetry.trace import Span
 
@@ -29,6 +29,8 @@ from orchestrator.store import Store
 from orchestrator.telemetry.tracing import Tracing
 
 CUT_LIFETIME_S = 86400.0
+Ended = Callable[[str, Literal["done", "lost", "failed"], CallObservation | None], None]
+"""Is told of a function, how an attempt at a call of it has ended, and what one that is done took."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Limits:
 
 class Invoker:
     """Calls functions of one platform. `seed` fixes the jitter of the pauses; `note` is told of every retry, `ended` of
-    every attempt's end: done, lost or failed."""
+    every attempt's end."""
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class Invoker:
         seed: int = 0,
         note: Callable[[str], None] = lambda _message: None,
         tracing: Tracing | None = None,
-        ended: Callable[[str, str], None] = lambda _function, _outcome: None,
+        ended: Ended = lambda _function, _outcome, _observation: None,
     ) -> None:
         self.platform, self.retry, self.limits, self.seed, self.note = platform, retry, limits, seed, note
         self.tracing = tracing or Tracing()
@@ -117,8 +119,9 @@ class Invoker:
                         break
                     if event.kind == "done":
                         span.end(attempt.replica, attributes={"rlhf.cold": attempt.cold})
-                        self.ended(function, "done")
-                        observe(attempt.observation(event))
+                        observation = attempt.observation(event)
+                        self.ended(function, "done", observation)
+                        observe(observation)
                     yield event
                     if event.kind == "done":
                         return
@@ -128,7 +131,7 @@ class Invoker:
             raise CallLost(reason)
         except (CallFailed, CallLost) as error:
             span.end(attempt.replica, str(error))
-            self.ended(function, "failed" if isinstance(error, CallFailed) else "lost")
+            self.ended(function, "failed" if isinstance(error, CallFailed) else "lost", None)
             raise
         finally:
             span.end(attempt.replica, "cancelled")  # unless it has ended

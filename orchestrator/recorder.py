@@ -30,6 +30,7 @@ from orchestrator.platforms.base import FunctionSpec, Platform
 from orchestrator.run_directory import write_atomically
 from orchestrator.store import Store
 from orchestrator.telemetry.now import Now
+from orchestrator.telemetry.job_metrics import JobMetrics
 from orchestrator.telemetry.plans import Plans
 from orchestrator.telemetry.sinks import JsonLines, Sink
 from orchestrator.telemetry.tensorboard import TensorBoard
@@ -67,6 +68,7 @@ class Recorder:
         self._now = Now(path, self._trace.job_s)
         self._plans = Plans(path)
         events.append("started", {"execution": events.executions + 1, "step": len(records) - 1, "steps": job.steps})
+        self.counts = JobMetrics(path)
         for record in records:
             self._tell(record)
 
@@ -76,7 +78,9 @@ class Recorder:
 
     def books(self) -> Books:
         """The job's cost until now, as written to cost.json."""
-        return self._ledger.update(self._platform.usage(), asyncio.get_running_loop().time())
+        books = self._ledger.update(self._platform.usage(), asyncio.get_running_loop().time())
+        self.counts.write(books)
+        return books
 
     def cost_usd(self) -> float:
         """Of the job until now."""
@@ -110,6 +114,8 @@ class Recorder:
         spans = [TraceSpan(JOB, "step", name, result.start_s, result.stop_s, {"lengths": lengths})]
         spans += [TraceSpan(JOB, span.name, name, span.start_s, span.stop_s) for span in result.report.spans]
         spans += [call_span(call) for call in result.report.calls]
+        self.counts.committed(metrics, cost.usd)
+        self.counts.write(self._ledger.books)
         self._trace.write(spans, usage, now_s)
         self._now.look(self._platform.replicas(), now_s)
         self._now.committed()
@@ -140,7 +146,7 @@ class Recorder:
             with suppress(asyncio.CancelledError):
                 await watch
             now_s, usage = asyncio.get_running_loop().time(), self._platform.usage()
-            self._ledger.update(usage, now_s)
+            self.counts.write(self._ledger.update(usage, now_s))
             self._trace.write([], usage, now_s)
             self._now.look(self._platform.replicas(), now_s)
             self._now.committed()

@@ -104,6 +104,7 @@ async def _execute(run: Run, view: View, events: EventLog, tracing: Tracing) -> 
         seed=job.seed,
         note=recorder.note,
         tracing=tracing,
+        ended=recorder.counts.call_ended,
     )
     fleet = Fleet(platform, invoker)
     planner = job_planner(job, specs)

@@ -162,7 +162,7 @@ def test_secrets_that_exist_are_named_and_none_is_made(render: Render) -> None:
     assert [item for item in render(PRODUCTION) if item["kind"] == "Secret"] == []
     made = {item["metadata"]["name"]: set(item["data"]) for item in render(DEVELOPMENT) if item["kind"] == "Secret"}
     assert made == {
-        "rel-rlhf-orchestrate-tokens": {"tokens"},
+        "rel-rlhf-orchestrate-tokens": {"tokens", "metrics"},
         "rel-rlhf-orchestrate-stores": {"REDIS_PASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"},
         "rel-rlhf-orchestrate-seaweedfs": {"s3.json"},
     }
@@ -213,7 +213,7 @@ def test_every_value_is_in_the_schema_and_the_file_is_short() -> None:
     text = (CHART / "values.yaml").read_text()
     assert len(text.splitlines()) < 150
     schema = json.loads((CHART / "values.schema.json").read_text())
-    free = {"jobDefaults", "nodeSelector", "env", "requests", "limits"}
+    free = {"jobDefaults", "nodeSelector", "env", "requests", "limits", "labels"}
 
     def check(values: dict[str, Any], node: dict[str, Any], path: str) -> None:
         while "$ref" in node:

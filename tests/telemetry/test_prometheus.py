@@ -1,0 +1,211 @@
+"""What Prometheus gets of a real job from its submission to its end: by convention, and as alerts and dashboard ask."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from functions.prometheus import Metric, Values, text
+from functions.server_metrics import METRICS as REPLICA_METRICS
+from orchestrator.api.telemetry import METRICS as API_METRICS
+from orchestrator.errors import RunError
+from orchestrator.planner.base import CallObservation
+from orchestrator.telemetry.job_metrics import CALLS, COLD_START, FILE, METRICS, TOKENS, JobMetrics, read_values
+from tests.api.conftest import serving, wait_for
+from tests.support.tiny_job import make_job
+
+ROOT = Path(__file__).parents[2]
+FILES = ROOT / "charts" / "rlhf-orchestrate" / "files"
+EVERYTHING = """
+[planner]
+policy = "ours"
+budget_usd = 1000.0
+[algorithm]
+max_rollout_logprob_diff = 10.0
+[functions.train]
+usd_per_hour = 3.0
+gpus = 0
+"""
+
+
+@dataclass
+class Scraped:
+    """All that /metrics said of a job: the samples of every look together, the last one's values."""
+
+    kinds: dict[str, str] = field(default_factory=dict)
+    helps: dict[str, str] = field(default_factory=dict)
+    values: dict[tuple[str, frozenset[tuple[str, str]]], float] = field(default_factory=dict)
+    falls: list[str] = field(default_factory=list)
+    """Counters that went down."""
+
+    def add(self, answer: str) -> None:
+        for family in text_string_to_metric_families(answer):
+            self.helps[family.name] = family.documentation
+            for sample in family.samples:
+                self.kinds[sample.name] = family.type
+                key = sample.name, frozenset(sample.labels.items())
+                if family.type in ("counter", "histogram") and sample.value < self.values.get(key, 0.0):
+                    self.falls.append(str(key))
+                self.values[key] = sample.value
+
+    def of(self, name: str, **labels: str) -> dict[frozenset[tuple[str, str]], float]:
+        wanted = labels.items()
+        return {found: v for (n, found), v in self.values.items() if n == name and wanted <= dict(found).items()}
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scraped, str]]:
+    root = tmp_path_factory.mktemp("scraped")
+    body = tomllib.loads(make_job(root / "data").file.read_text()) | {"steps": 3}
+    body |= tomllib.loads(EVERYTHING)
+    body["functions"] |= {"generate": {"replicas": 2, "usd_per_hour": 3.0}}
+    found = Scraped()
+    with serving(root / "runs", root / "data", max_running=1) as server, server.client() as api:
+        id = api.post("/v1/jobs", json=body).json()["id"]
+
+        def ended() -> bool:
+            found.add(api.get("/metrics").text)
+            return str(api.get(f"/v1/jobs/{id}").json()["state"]) not in ("queued", "running")
+
+        wait_for(ended, what="the job's end")
+        job = api.get(f"/v1/jobs/{id}").json()
+        assert job["state"] == "succeeded", job
+        yield found, id
+
+
+def test_a_job_shows_every_metric(scraped: tuple[Scraped, str]) -> None:
+    found, id = scraped
+    names = {re.sub(r"_(bucket|sum|count)$", "", name) if kind == "histogram" else name
+             for name, kind in found.kinds.items()}  # fmt: skip
+    missing = {metric.name for metric in API_METRICS} - names
+    assert not missing
+    assert {found.kinds[m.name] for m in API_METRICS if m.kind == "counter" and m.name in found.kinds} == {"counter"}
+    assert not found.falls
+    assert found.of("rlhf_job_step", job_id=id) == {frozenset({("job_id", id)}): pytest.approx(3, abs=1)}
+
+
+def test_the_numbers_are_those_of_the_job(scraped: tuple[Scraped, str]) -> None:
+    """Three steps of 3 prompts x 4 samples on CPUs; the last look may be of a moment before the end."""
+    found, id = scraped
+
+    def total(name: str, **labels: str) -> float:
+        return sum(found.of(name, job_id=id, **labels).values())
+
+    trained = total("rlhf_job_samples_total", function="train")
+    assert trained in (24, 36)
+    assert total("rlhf_job_tokens_total", function="generate") > total("rlhf_job_tokens_total", function="train") > 0
+    assert total("rlhf_job_calls_total", outcome="done") > 6
+    assert total("rlhf_job_calls_total", outcome="failed") == 0
+    assert total("rlhf_job_cold_start_seconds_count") > 0
+    assert total("rlhf_job_exchange_bytes_total", function="train", direction="in") > 0
+    assert total("rlhf_job_step_budget_usd") == 1000
+    assert 0 < total("rlhf_job_cost_usd") < total("rlhf_job_reserved_cost_usd")
+    assert total("rlhf_job_function_cost_usd_total") == pytest.approx(total("rlhf_job_cost_usd"), rel=0.9)
+    assert 0 <= total("rlhf_job_rollout_mismatch") < total("rlhf_job_rollout_mismatch_bound") == 10
+    stages = {dict(labels)["stage"] for labels in found.of("rlhf_job_stage_seconds_total")}
+    assert {"gen", "reward", "update_actor"} <= stages
+    states = {dict(labels)["state"] for labels in found.of("rlhf_job_replicas")}
+    assert "busy" in states
+
+
+def names_in(query: str) -> set[str]:
+    return set(re.findall(r"\b(?:rlhf|process)_[a-z_]+\b", re.sub(r"by \([^)]*\)", "", query)))
+
+
+def queries() -> dict[str, str]:
+    rules = yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"][0]["rules"]
+    found = {rule["alert"]: rule["expr"] for rule in rules}
+    dashboard = json.loads((FILES / "dashboard.json").read_text())
+    for panel in dashboard["panels"]:
+        found |= {f"{panel['title']}/{target['refId']}": target["expr"] for target in panel.get("targets", ())}
+    return found | {"variable": dashboard["templating"]["list"][1]["definition"]}
+
+
+@pytest.mark.parametrize(("where", "query"), queries().items())
+def test_alerts_and_dashboard_ask_for_what_a_job_shows(scraped: tuple[Scraped, str], where: str, query: str) -> None:
+    found, _ = scraped
+    asked = names_in(query)
+    assert asked, query
+    assert asked <= found.kinds.keys(), where
+    used = set(re.findall(r"(?:by|on|ignoring) \(([^)]*)\)", query))
+    labels = {label.strip() for group in used for label in group.split(",") if label.strip()}
+    known = {name for (metric, pairs), _ in found.values.items() if metric in asked for name, _ in pairs}
+    assert labels <= known, where
+
+
+EVERY = [*API_METRICS, *REPLICA_METRICS]
+
+
+@pytest.mark.parametrize("metric", EVERY, ids=lambda metric: str(metric.name))
+def test_names_follow_the_conventions(metric: Metric) -> None:
+    """prometheus.io/docs/practices/naming; promtool check metrics asks for no more."""
+    assert re.fullmatch(r"(rlhf_(api|jobs?|function)|process)(_[a-z]+)*", metric.name)
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
+    assert not re.search(r"_(count|sum|bucket|ms|millis|milliseconds|kb|mb|minutes)$", metric.name)
+    if metric.kind == "histogram":
+        assert metric.name.endswith("_seconds")
+        assert list(metric.buckets) == sorted(set(metric.buckets))
+    assert metric.help.endswith((".", ")"))
+    assert {"job", "instance", "le", "quantile"}.isdisjoint(metric.labels), "Prometheus' own"
+    assert [m.name for m in EVERY].count(metric.name) == 1
+
+
+def test_text_of_hostile_values_reads_back() -> None:
+    metric = Metric("rlhf_job_x", "gauge", 'a "help"\nof two \\ lines', ("name",))
+    values = Values()
+    values.set(metric, 1e-7, 'quote " slash \\ line\nend')
+    [family] = text_string_to_metric_families(text([metric], [(values, {"job_id": "a"})]))
+    assert family.documentation == 'a "help"\nof two \\ lines'
+    [sample] = family.samples
+    assert (sample.labels["name"], sample.value) == ('quote " slash \\ line\nend', 1e-7)
+
+
+def test_a_histogram_is_cumulative() -> None:
+    metric = Metric("rlhf_job_x_seconds", "histogram", "x.", (), (1.0, 2.0))
+    values = Values()
+    for value in (0.5, 1.0, 1.5, 9.0):
+        values.observe(metric, value)
+    [family] = text_string_to_metric_families(text([metric], [(values, {})]))
+    got = {(s.name.removeprefix("rlhf_job_x_seconds_"), s.labels.get("le")): s.value for s in family.samples}
+    assert got == {("bucket", "1"): 2, ("bucket", "2"): 3, ("bucket", "+Inf"): 4, ("sum", None): 12, ("count", None): 4}
+
+
+def call(**more: object) -> CallObservation:
+    values = {"function": "train", "replica": "r", "operation": "train", "cold": True, "start_s": 2.0, "work_s": 3.0}
+    counts = {"prompt_tokens": 0, "response_tokens": 0, "samples": 0}
+    return CallObservation(**{**values, **counts, "stats": {"samples": 4.0, "tokens": 40.0}, **more})  # type: ignore[arg-type]
+
+
+def test_counters_go_on_over_a_resume(tmp_path: Path) -> None:
+    from orchestrator.ledger import Books, StepCost, together
+
+    books = Books([], together([]), StepCost(0), 1)
+    first = JobMetrics(tmp_path)
+    first.call_ended("train", "done", call())
+    first.write(books)
+    second = JobMetrics(tmp_path)
+    second.call_ended("train", "done", call(cold=False))
+    second.call_ended("train", "lost", None)
+    second.write(books)
+    found = read_values(tmp_path / FILE)
+    assert found is not None
+    got = [found.get(CALLS, "train", "done"), found.get(CALLS, "train", "lost"), found.get(TOKENS, "train")]
+    assert [*got, found.get(COLD_START, "train")] == [2, 1, 80, 1]
+
+
+def test_a_file_of_something_else_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("[1]")
+    with pytest.raises(RunError, match=rf"{FILE}: not a file of metrics .* move it away to count anew"):
+        JobMetrics(tmp_path)
+    (tmp_path / FILE).write_text(json.dumps({"numbers": {"unknown": [[["a"], 1]], CALLS.name: [[["x"], 1]]},
+                                             "observed": {COLD_START.name: [[["train"], [1, 2]]]}}))  # fmt: skip
+    kept = JobMetrics(tmp_path).values
+    assert text(METRICS, [(kept, {})]) == "", "what another version counted otherwise is counted anew"
