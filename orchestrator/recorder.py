@@ -29,8 +29,8 @@ from orchestrator.planner.base import CallObservation, StepPlan
 from orchestrator.platforms.base import FunctionSpec, Platform
 from orchestrator.run_directory import write_atomically
 from orchestrator.store import Store
-from orchestrator.telemetry.now import Now
 from orchestrator.telemetry.job_metrics import JobMetrics
+from orchestrator.telemetry.now import Now
 from orchestrator.telemetry.plans import Plans
 from orchestrator.telemetry.sinks import JsonLines, Sink
 from orchestrator.telemetry.tensorboard import TensorBoard
@@ -67,8 +67,8 @@ class Recorder:
         self._trace = Trace(path / "trace.json", now_s=self._begun_s, unix_s=time.time())
         self._now = Now(path, self._trace.job_s)
         self._plans = Plans(path)
-        events.append("started", {"execution": events.executions + 1, "step": len(records) - 1, "steps": job.steps})
         self.counts = JobMetrics(path)
+        events.append("started", {"execution": events.executions + 1, "step": len(records) - 1, "steps": job.steps})
         for record in records:
             self._tell(record)
 
@@ -104,9 +104,11 @@ class Recorder:
         self._tell(result.record)
         if failed := result.report.failed:
             self._events.tell("sample_failures", step, {"count": len(failed), "first": failed[:FIRST_FAILURES]})
-        self._ledger.close_step(step, usage, now_s)
+        cost = self._ledger.close_step(step, usage, now_s)
         metrics = metrics_of(result.record)
         self._curves.add(metrics)
+        self.counts.committed(metrics, cost.usd)
+        self.counts.write(self._ledger.books)
         for sink in self._sinks:
             sink.write(step, metrics)
         name = f"step {step}"
@@ -114,8 +116,6 @@ class Recorder:
         spans = [TraceSpan(JOB, "step", name, result.start_s, result.stop_s, {"lengths": lengths})]
         spans += [TraceSpan(JOB, span.name, name, span.start_s, span.stop_s) for span in result.report.spans]
         spans += [call_span(call) for call in result.report.calls]
-        self.counts.committed(metrics, cost.usd)
-        self.counts.write(self._ledger.books)
         self._trace.write(spans, usage, now_s)
         self._now.look(self._platform.replicas(), now_s)
         self._now.committed()
