@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from functions.samples import Columns
 from functions.wire import Json
 from orchestrator.config import JobConfig
 from orchestrator.dataflow import Report
@@ -90,6 +91,12 @@ class Recorder:
         """Writes samples/NNNNNN.jsonl: the first of the step's scored samples, in the order (group, index)."""
         texts = [json.loads(line) for ref in report.texts for line in (await self._store.get(ref)).splitlines()]
         kept = sorted(texts, key=lambda text: (text["group"], text["index"]))[: self._job.telemetry.samples]
+        if kept and report.mismatch is not None:
+            found = Columns.decode(await self._store.get(report.mismatch))
+            keys = zip(found.group.tolist(), found.index.tolist(), strict=True)
+            mismatch = dict(zip(keys, found.sample["mismatch"].tolist(), strict=True))
+            for text in kept:
+                text["mismatch"] = mismatch.get((text["group"], text["index"]))  # None: it did not train
         if kept:
             lines = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in kept)
             try:

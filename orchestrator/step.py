@@ -304,6 +304,8 @@ class Step:
                 done = await _answer(stage, await whole())
             self._account(f"update_{model}", stage)
         self.report.metrics |= done.data["metrics"]
+        if "mismatch" in done.data:
+            self.report.mismatch = Ref.from_json(done.data["mismatch"])
         self.trained[model] = Version.from_json(done.data["version"])
         return dict(done.data)
 

@@ -32,6 +32,11 @@ class TrainBatch:
     rollout_logprobs: Tensor
     sample: dict[str, Tensor]
     token: dict[str, Tensor]
+    mismatch: Tensor = field(init=False)
+    """[S], filled as the packs pass (mismatch.py); nan: not yet, or the sample does not train."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mismatch", torch.full((self.count,), torch.nan))
 
     @property
     def count(self) -> int:

@@ -28,6 +28,7 @@ from functions.samples import SampleBatch
 from functions.train.batch import Targets, TrainBatch, build, targets
 from functions.train.feed import Feed
 from functions.train.gang import ALONE, GangParams, Ranks, meet
+from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
 from functions.train.params import TrainParams
 from functions.train.progress import Progress
@@ -36,7 +37,7 @@ from functions.train.step import Check, accumulate, batch_logprobs, blame, total
 from functions.train.streamed import optimize_streamed
 from functions.train.update import check_bound, prefix_shared, share_of, token_counts, training, update
 from functions.weights.manifest import Manifest, label, read_manifest
-from functions.wire import Call, Event, Version
+from functions.wire import Call, Event, Json, Version
 
 
 class TrainFunction:
@@ -101,13 +102,17 @@ class TrainFunction:
         try:
             with context.phase("train"):
                 if feed is not None:
-                    metrics, stats, carry = optimize_streamed(state, feed.batches(ranks), params, context)
+                    metrics, stats, carry, mismatch = optimize_streamed(state, feed.batches(ranks), params, context)
                 elif batch is not None:
                     metrics, stats, carry = optimize(state, batch, params, context)
+                    mismatch = mismatch_columns([batch], ranks)
         except (FatalError, ValueError) as error:
             raise FatalError(f"step {call.step}, weights {label(parent)}: {error}") from error
         context.check()
-        result, made = {"metrics": metrics, "stats": stats}, version()
+        result: Json = {"metrics": metrics, "stats": stats}
+        made = version()
+        if params.objective == "policy" and ranks.rank == 0:
+            result["mismatch"] = context.exchange.durable.put(f"{call.prefix}mismatch", mismatch.encode()).to_json()
         assert made is not None, "a feed that was read to its end has said what the version is called"
         with context.phase("publish"):
             manifest = publish_state(state, made, carry, {"result": result}, context)

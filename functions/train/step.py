@@ -24,6 +24,7 @@ from functions.function import FatalError
 from functions.inputs import sample_name
 from functions.packing import Pack
 from functions.train.batch import Targets, TrainBatch
+from functions.train.mismatch import note
 from functions.train.named import named
 from functions.train.parallel import Forward, Share, idle_pass
 from functions.train.params import TrainParams
@@ -89,6 +90,8 @@ def accumulate(
             outputs = forward(placed, params.temperature)
             if forward.policy:
                 logprobs, entropy = outputs
+                old = tensors.get("old_logprobs", logprobs.detach())
+                note(batch, pack, old, tensors["rollout_logprobs"], tensors["mask"], tensors["segment"])
                 loss, metrics = _policy_objective(logprobs, entropy, tensors, totals, params, batch)
             else:
                 (values,) = outputs

@@ -21,8 +21,10 @@ from functions.algorithms.aggregation import Totals, denominator
 from functions.algorithms.metrics import averaged, combine_metrics
 from functions.function import Context, FatalError
 from functions.packing import Pack
+from functions.samples import Columns
 from functions.train.batch import Targets, TrainBatch, build, masked, targets
 from functions.train.feed import Intake
+from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
 from functions.train.params import TrainParams
 from functions.train.progress import Progress
@@ -36,8 +38,8 @@ Metrics = dict[str, float]
 
 def optimize_streamed(
     state: TrainState, batches: Iterator[Sequence[FeedPart]], params: TrainParams, context: Context
-) -> tuple[Metrics, dict[str, int], dict[str, float]]:
-    """As `optimize`: improves `state` in place; (metrics, stats, carry).
+) -> tuple[Metrics, dict[str, int], dict[str, float], Columns]:
+    """As `optimize`: improves `state` in place; (metrics, stats, carry, mismatch by sample).
 
     FatalError, ValueError or WireError: the state must not be used any more.
     """
@@ -73,7 +75,7 @@ def optimize_streamed(
         "samples": whole.count,
         "trained_samples": len(whole.trained_rows()),
     }
-    return finite, stats, goal.carry
+    return finite, stats, goal.carry, mismatch_columns([batch for batch, _, _ in done], state.ranks)
 
 
 def _of_part(params: TrainParams) -> TrainParams:

@@ -143,7 +143,7 @@ def test_ranks_make_the_step_of_one(bench: Bench, size: int, params: Json) -> No
     version = Version.from_json(one["version"])
     if size == 2:
         one, many = (
-            bench.alone(bench.call("one more", params, version)),
+            bench.alone(bench.call("one-more", params, version)),
             bench.gang(bench.call("many-more", params, version), size),
         )
         assert_equal_step(bench, one, many)
