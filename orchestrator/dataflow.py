@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -104,8 +105,12 @@ def lengths_of(finished: Iterable[Finished]) -> dict[int, list[int]]:
     return grouped((g, i, n) for item in finished for g, i, n in zip(item.group, item.index, item.length, strict=True))
 
 
-async def micro_batches(samples: Samples, size: int) -> AsyncIterator[list[Finished]]:
-    """Groups of finished items with at least `size` samples each, except the last."""
+async def micro_batches(samples: Samples, size: int, *, wait: bool) -> AsyncIterator[list[Finished]]:
+    """Groups of finished items with at least `size` samples each, except the last; `wait`: until all are finished."""
+    if wait:
+        for even in even_batches(await samples.all(), size):
+            yield even
+        return
     batch: list[Finished] = []
     async for item in samples:
         batch.append(item)
@@ -114,6 +119,18 @@ async def micro_batches(samples: Samples, size: int) -> AsyncIterator[list[Finis
             batch = []
     if batch:
         yield batch
+
+
+def even_batches(items: Sequence[Finished], size: int) -> list[list[Finished]]:
+    """As many groups as there are times `size` samples, alike in tokens: longest first, each to the lightest."""
+    count = -(-sum(len(item.group) for item in items) // size)
+    batches: list[list[Finished]] = [[] for _ in range(min(count, len(items)))]
+    loads = [(0, k) for k in range(len(batches))]
+    for item in sorted(items, key=lambda item: (-sum(item.length), item.ref.key)):
+        load, k = heapq.heappop(loads)
+        batches[k].append(item)
+        heapq.heappush(loads, (load + sum(item.length), k))
+    return batches
 
 
 async def last(events: AsyncIterator[Event]) -> Event:

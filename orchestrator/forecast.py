@@ -26,6 +26,7 @@ from orchestrator.planner.tail import ShardState, Tail
 from orchestrator.prompts import Draw
 from orchestrator.run_directory import RunDirectory
 from orchestrator.session import Prepared
+from orchestrator.settings import fed_functions
 from orchestrator.specs import function_limits
 
 NO_BASIS = (
@@ -64,7 +65,8 @@ def forecast(prepared: Prepared, run: RunDirectory | None = None) -> Forecast:
         raise RunError(NO_BASIS)
     draw = Draw(prepared.source, Cursor.start(job.seed), job.data.prompts_per_step)
     limits = function_limits(job, prepared.specs)
-    first, then = (StepRequest(n, prompts_of(draw.next()), job.rollout.n, cap, limits) for n in (1, 2))
+    fed = fed_functions(prepared.settings, limits, deterministic=job.deterministic)
+    first, then = (StepRequest(n, prompts_of(draw.next()), job.rollout.n, cap, limits, fed) for n in (1, 2))
     try:
         cold = planner.plan(first)
         before = copy.deepcopy(planner)
@@ -120,7 +122,7 @@ def lives(planner: AdaptivePlanner, request: StepRequest, plan: StepPlan, warm: 
             end_s = step_s if name in plan.keep else stage.stop_s if ends is None else ends[k]
             found.append(Life(name, start_s, end_s))
         if name in plan.prewarm_next_s and name not in plan.keep:
-            found += [Life(name, min(step_s, plan.prewarm_next_s[name]), step_s)] * count
+            found += [Life(name, min(step_s, stage.stop_s + plan.prewarm_next_s[name]), step_s)] * count
     return found
 
 

@@ -17,7 +17,8 @@ record, and the results of the calls that had ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ from orchestrator.journal import Journal, Record
 from orchestrator.planner.base import FunctionLimits, Planner, Prompt, StepObservation, StepPlan, StepRequest
 from orchestrator.prompts import Draw, PromptSource
 from orchestrator.recipes.base import Recipe
-from orchestrator.settings import job_models, optimizer_settings, recipe_options
+from orchestrator.settings import fed_functions, job_models, optimizer_settings, recipe_options
 from orchestrator.step import Step
 from orchestrator.store import Store
 from orchestrator.telemetry.tracing import Tracing
@@ -116,14 +117,12 @@ class Loop:
         await self.fleet.keep(plan.keep, lambda name: plan.replicas[name])
         report = Report()
         versions = self.last.versions
+        generated = asyncio.Event()
         async with asyncio.TaskGroup() as ahead:
-            starts = [
-                ahead.create_task(self.fleet.prewarm(function, plan.replicas[function], delay_s, next_step=later))
-                for later, delays in ((False, plan.prewarm_s), (True, plan.prewarm_next_s))
-                for function, delay_s in delays.items()
-            ]
+            starts = [ahead.create_task(work) for work in self._start_ahead(plan, generated)]
             async with asyncio.TaskGroup() as tasks:
                 step = self._new_step(number, versions, prompts, plan, report, tasks, draw.next)
+                step.generated = generated
                 await self.recipe.dataflow(step)
             for start in starts:
                 start.cancel()
@@ -138,6 +137,23 @@ class Loop:
                 await self._validate(number, versions, plan, report)
         with self.tracing.span("commit"):
             await self._commit(versions, draw.cursor, report, plan, start_s)
+
+    def _start_ahead(self, plan: StepPlan, generated: asyncio.Event) -> Iterator[Coroutine[Any, Any, None]]:
+        """Starts functions when the plan says so: for this step's use no later than generation ends, for the next's
+        counted from there. How long generation takes is what a plan knows least."""
+
+        async def now(function: str, delay_s: float) -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await generated.wait()
+            await self.fleet.prewarm(function, plan.replicas[function], 0.0)
+
+        async def later(function: str, delay_s: float) -> None:
+            await generated.wait()
+            await self.fleet.prewarm(function, plan.replicas[function], delay_s, next_step=True)
+
+        yield from (now(*start) for start in plan.prewarm_s.items())
+        yield from (later(*start) for start in plan.prewarm_next_s.items())
 
     def _validates(self, number: int) -> bool:
         every = self.job.validation.every
@@ -154,6 +170,7 @@ class Loop:
                 samples_per_prompt=self.job.rollout.n,
                 max_response_length=self.job.rollout.max_response_length,
                 functions=self.limits,
+                fed=fed_functions(self.settings, self.limits, deterministic=self.job.deterministic),
             )
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from functions.function import FatalError
@@ -49,6 +49,16 @@ def train_settings(job: JobConfig, recipe: Recipe) -> Json:
     except FatalError as error:
         raise ConfigError(str(error).replace("params", "algorithm", 1)) from error
     return settings
+
+
+def fed_functions(settings: Mapping[str, Any], functions: Iterable[str], *, deterministic: bool) -> frozenset[str]:
+    """The train functions among them that may begin before all samples are there (a deterministic job has none)."""
+    objective = {name: "policy" if name == "train" else "value" for name in functions if name.startswith("train")}
+    if deterministic:
+        return frozenset()
+    return frozenset(
+        f for f, kind in objective.items() if TrainParams.from_json({**settings, "objective": kind}).streams
+    )
 
 
 def job_models(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[str, ...]:

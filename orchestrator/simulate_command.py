@@ -113,7 +113,7 @@ def outcome_picture(scenario: Scenario, outcomes: Sequence[Outcome]) -> str:
 def shown_lives(scenario: Scenario, outcome: Outcome) -> list[Life]:
     """Lives that reach into the last steps, as far as they do; of GPUs that are held for the whole job, the calls."""
     begin_s, end_s = _begin_s(outcome), outcome.plans[-1].stop_s
-    order = [spec.name for spec in scenario.specs(colocated=False)]
+    order = [spec.name for spec in scenario.specs(policy(outcome.policy))]
     spans: list[tuple[str, float, float | None]] = [(u.function, u.started_s, u.stopped_s) for u in outcome.usage]
     if policy(outcome.policy).colocated:
         spans = [(s.function, s.start_s, s.stop_s) for s in outcome.spans]

@@ -74,6 +74,8 @@ class Step:
     call_s: float
     lifetime_s: float
     draw: Callable[[], PromptSet]
+    generated: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the step's own samples are all finished."""
     trained: dict[str, Version] = field(default_factory=dict)
     """The versions that this step's train calls have published."""
     report: Report = field(default_factory=Report)
@@ -230,6 +232,7 @@ class Step:
             kept.end()
             await self._put_in_order(kept, samples)
         if planned:
+            self.generated.set()
             self.report.lengths = lengths_of(rollout.finished)
         self.report.tokens += int(whole.prompts.lengths[whole.prompt].sum()) + rollout.response_tokens
 
@@ -253,10 +256,11 @@ class Step:
             if rows is not None:
                 inputs["rows"] = [await self._put(canonical(dict(zip(map(str, rows.groups), rows.rows, strict=True))))]
             async with self.fleet.stage(function, max(1, self.plan.replicas[function])) as stage:
-                if not self.plan.overlap:
-                    await samples.all()
+                size, wait = self.plan.micro_batch, not self.plan.overlap
+                if self.deterministic:  # in the order and the parts in which they come
+                    size, wait = 1, False
                 async with asyncio.TaskGroup() as calls:
-                    async for batch in micro_batches(samples, 1 if self.deterministic else self.plan.micro_batch):
+                    async for batch in micro_batches(samples, size, wait=wait):
                         part = inputs | {"samples": [item.ref for item in batch]}
                         call = self._call(function, operation, part, versions, params)
                         calls.create_task(one(stage, call, [group for item in batch for group in item.group]))

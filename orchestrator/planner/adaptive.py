@@ -8,6 +8,7 @@ Until `generate` has been observed (or has a prior) there is nothing to decide b
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,15 +21,17 @@ from orchestrator.planner.base import CurvePoint, FunctionLimits, PastStep, Step
 from orchestrator.planner.keepalive import prewarm_at_s
 from orchestrator.planner.learned import LearnedCosts, Priors
 from orchestrator.planner.lengths import LengthModel, Prediction
-from orchestrator.planner.outline import Costs, Outline, Outliner
+from orchestrator.planner.outline import Costs, Load, Outline, Outliner
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.prefixes import shared_head
 from orchestrator.planner.scaling import Goal, choose
 from orchestrator.planner.static import StaticPlanner, balance, check
 from orchestrator.planner.tail import ShardState
+from orchestrator.planner.training import PACES
 
 Array = npt.NDArray[np.float64]
 
+PACES_KEPT = 16
 Candidate = tuple[list[list[int]], CurvePoint | None]
 """Shards, and a first estimate of what they lead to."""
 
@@ -54,6 +57,7 @@ class AdaptivePlanner:
         self._warm: frozenset[str] = frozenset()
         self._last: StepPlan | None = None
         self._prewarmed: frozenset[str] = frozenset()
+        self._pace: deque[float] = deque(maxlen=PACES_KEPT)
 
     def plan(self, request: StepRequest) -> StepPlan:
         check(request, self.generate)
@@ -71,6 +75,7 @@ class AdaptivePlanner:
         metrics |= self.learned.observe(observation.calls, every, observation.step_s, self._prewarmed)
         if self._last is not None and self._last.predicted_step_s is not None:
             predicted = {"step": (self._last.predicted_step_s, observation.step_s)}
+            self._pace.append(observation.step_s / self._last.predicted_step_s)
             if self._last.predicted_cost_usd is not None and observation.cost_usd > 0:
                 predicted["cost"] = (self._last.predicted_cost_usd, observation.cost_usd)
             for name, (was, is_) in predicted.items():
@@ -101,14 +106,18 @@ class AdaptivePlanner:
         replicas = self._most(limits)
         load = self._workload(prompt_tokens, predicted, n, head, replicas)
         filler = Filler(load, costs.generate, limits.max_batch, limits.kv_tokens)
-        candidates: list[Candidate] = [] if self.policy.shards == "balanced" else self._runs(filler, replicas, costs)
+        candidates: list[Candidate] = []
+        if self.policy.shards != "balanced":
+            candidates = self._runs(filler, replicas, costs, request.fed if self.policy.feed else frozenset())
         if self.policy.shards != "similar":
-            dealt = balance(predicted.mean.tolist(), replicas)
-            candidates.append(([[row * n + i for row in shard for i in range(n)] for shard in dealt], None))
+            eighths = (8, 6, 4, 3, 2) if self.policy.feed and request.fed else (8,)
+            for count in dict.fromkeys(max(1, replicas * k // 8) for k in eighths):
+                dealt = balance(predicted.mean.tolist(), count)
+                candidates.append(([[row * n + i for row in shard for i in range(n)] for shard in dealt], None))
         drawn = predicted.samples(n, request.step)
-        mean_tokens = float((prompt_tokens + predicted.mean).mean())
         usd = 1.0 if any(f.usd_per_hour > 0 for f in request.functions.values()) else 0.0
-        outliner = Outliner(costs, self.policy, self.goal, len(drawn), mean_tokens)
+        whole = Load(np.repeat(prompt_tokens, n), drawn, n)
+        outliner = Outliner(costs, self.policy, self.goal, whole, request.fed, self._paces())
         points: list[tuple[CurvePoint, Outline]] = []
         for shards, _ in self._promising(candidates):
             states = _states(shards, prompt_tokens, drawn, n, head, costs, limits.max_batch)
@@ -123,31 +132,49 @@ class AdaptivePlanner:
         curve = [replace(p, cost_usd=usd * p.cost_usd) for p in rough] + [*worked.values()]
         return self._to_plan(request, predicted, point, chosen, curve, costs)
 
+    def _paces(self) -> Sequence[float]:
+        """How steps went against their predictions: a low, a middle and a high one."""
+        if len(self._pace) < PACES_KEPT // 2:
+            return PACES
+        return [float(q) for q in np.quantile(np.array(self._pace), (0.15, 0.5, 0.85))]
+
     def _workload(self, prompt_tokens: Array, predicted: Prediction, n: int, head: int, replicas: int) -> Workload:
         """A shard's longest sample is taken to be the largest of as many draws as there are samples to a replica."""
         together = max(1.0, len(prompt_tokens) * n / replicas)
         longest = predicted.at_quantile(1.0 - 1.0 / (together + 1.0))
         return Workload.of(prompt_tokens, predicted.mean, longest, n, head)
 
-    def _runs(self, filler: Filler, replicas: int, costs: Costs) -> list[Candidate]:
-        """Runs of similar length for each N, and a first estimate of the step's time and cost with them."""
+    def _runs(self, filler: Filler, replicas: int, costs: Costs, fed: frozenset[str]) -> list[Candidate]:
+        """Runs of similar length for each N, and a first estimate of the step's time and cost with them.
+
+        What follows generation: the train functions that are not fed, and of all other work what the GPUs that generate
+        leaves free do not get done beside it.
+        """
         curve = sweep(filler, replicas)
         tokens = float((filler.load.prompt_tokens + filler.load.head_tokens + filler.load.mean).sum())
-        count, n = filler.count, filler.load.samples_per_prompt
-        beside = sum(
-            costs.price[f] * (c.work_s(count, tokens * n) + costs.start_s[f]) for f, c in costs.followers.items()
-        )
-        after = {f: c.work_s(count, tokens * n) for f, c in costs.trainers.items()}
-        beside += sum(costs.price[f] * (seconds + costs.start_s[f]) for f, seconds in after.items())
-        last_s = sum(after.values()) if self.policy.colocated else max(after.values(), default=0.0)
+        count, tokens = filler.count, tokens * filler.load.samples_per_prompt
+        gpus, price, limits = costs.limits[self.generate].gpus, costs.price, costs.limits
+        beside = sum(price[f] * (c.work_s(count, tokens) + costs.start_s[f]) for f, c in costs.followers.items())
+        whole_s = {f: c.ranked_s(count, tokens, limits[f].max_replicas) for f, c in costs.trainers.items()}
+        beside += sum(price[f] * limits[f].max_replicas * (s + costs.start_s[f]) for f, s in whole_s.items())
+        after = [seconds for f, seconds in whole_s.items() if f not in fed]
+        last_s = sum(after) if self.policy.colocated else max(after, default=0.0)
+        own_s = max((costs.trainers[f].call_s for f in fed if f in costs.trainers), default=0.0)
+        follow_gpu_s = sum(limits[f].gpus * c.work_s(count, tokens) for f, c in costs.followers.items())
+        fed_gpu_s = sum(limits[f].gpus * limits[f].max_replicas * s for f, s in whole_s.items() if f in fed)
         start_s = 0.0 if self.generate in costs.warm else costs.start_s[self.generate]
         found: list[Candidate] = []
         for size, runs in curve.items():
-            paid_s = sum(run.work_s for run in runs) + size * start_s
-            cost = costs.price[self.generate] * paid_s + beside
+            paid_s, span_s, late_s = sum(run.work_s for run in runs) + size * start_s, makespan_s(runs), 0.0
+            if fed and self.pool_gpus is not None:
+                free_gpu_s = 0.8 * (
+                    self.pool_gpus * span_s - gpus * paid_s
+                )  # the first groups take a while to be whole
+                late_s = max(0.0, follow_gpu_s + fed_gpu_s - free_gpu_s) / self.pool_gpus
             point = CurvePoint(
-                size, start_s + makespan_s(runs) + last_s, cost, costs.limits[self.generate].gpus * paid_s
-            )
+                size, start_s + span_s + max(last_s, own_s) + late_s, price[self.generate] * paid_s + beside,
+                gpus * paid_s,
+            )  # fmt: skip
             found.append((shards_of(filler.load, runs), point))
         return found
 
@@ -182,6 +209,7 @@ class AdaptivePlanner:
         replicas = {
             name: len(chosen.shards) if name == self.generate
             else chosen.followers[name].replicas if name in chosen.followers
+            else chosen.trainers[name].replicas if name in chosen.trainers
             else limits.max_replicas
             for name, limits in request.functions.items()
         }  # fmt: skip
@@ -194,12 +222,16 @@ class AdaptivePlanner:
                 if stage.function in chosen.prewarm and stage.function != self.generate
             }
             if self.generate in chosen.prewarm:
-                ahead = {self.generate: prewarm_at_s(chosen.time_s, self.learned.starts_s(self.generate))}
+                generated_s = chosen.stages[0].stop_s
+                left_s = chosen.time_s - generated_s
+                ahead = {self.generate: prewarm_at_s(left_s, self.learned.starts_s(self.generate))}
         return StepPlan(
             replicas=replicas,
             shards=chosen.shards,
             micro_batch=chosen.micro_batch,
             overlap=self.policy.fuse != "no",
+            feed_s={name: t.call_s for name, t in chosen.trainers.items() if t.fed},
+            feed_part=max(request.samples_per_prompt, -(-len(request.prompts) * request.samples_per_prompt // 128)),
             cut_below=chosen.tail.cut_below,
             migrate_to=chosen.tail.migrate_to,
             keep=frozenset(request.functions) if self.policy.keep == "all" else chosen.keep,
@@ -256,5 +288,5 @@ def _states(
         rows = numbers // n
         unique = np.unique(rows)
         prefill = float((prompt_tokens[unique] - head).sum()) + head
-        states.append(ShardState.of(prompt_tokens[rows], drawn[numbers], costs.generate, max_batch, prefill))
+        states.append(ShardState.of(prompt_tokens[rows], drawn[numbers], costs.generate, max_batch, prefill, numbers))
     return states

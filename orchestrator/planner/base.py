@@ -31,6 +31,8 @@ class FunctionLimits:
     gpus: int = 0
     max_batch: int = 64
     """Samples that one replica of `generate` decodes at a time."""
+    min_replicas: int | None = None
+    """Of a train function: the fewest ranks that hold its model; None: all of them are one gang."""
     kv_tokens: int | None = None
     """KV capacity of one replica of `generate`, in tokens; None: not the limit."""
 
@@ -43,6 +45,8 @@ class StepRequest:
     max_response_length: int
     functions: Mapping[str, FunctionLimits]
     """By function name, in the order in which the step first uses them."""
+    fed: frozenset[str] = frozenset()
+    """Train functions whose step may begin before all samples are there (TrainParams.streams)."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class StepPlan:
     until generation has ended. `keep` names the
     functions whose replicas stay up between this step and the next; all others go to zero the moment they are idle.
     `prewarm_s` says, for a function, how many seconds after the step's start its replicas are to be started (absent:
-    when its first call comes).
+    when its first call comes); no later than generation has ended.
     """
 
     replicas: Mapping[str, int]
@@ -87,7 +91,7 @@ class StepPlan:
     keep: frozenset[str] = frozenset()
     prewarm_s: Mapping[str, float] = field(default_factory=dict)
     prewarm_next_s: Mapping[str, float] = field(default_factory=dict)
-    """As `prewarm_s`, for the first call of the step that follows."""
+    """The same for the first call of the step that follows, counted from the end of this step's generation."""
     overlap: bool = True
     feed_s: Mapping[str, float] = field(default_factory=dict)
     """Train functions that start before all samples are there, where the step allows it (TrainParams.streams), and how

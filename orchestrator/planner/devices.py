@@ -29,11 +29,20 @@ class Device:
     usd_per_hour: float | None
     """On-demand price of one GPU, us-east-1 (a catalogue value: check yours); None: no price on record."""
     source: str
+    allreduce_s: float = 0.0
+    """Of a small all-reduce between the GPUs of one replica (tensor parallelism), twice a layer;"""
+    allreduce_byte_s: float = 0.0
+    """and for each byte more. 0: inside the shares above, which were fitted to a replica of several GPUs (NVLink)."""
 
 
 _VENDOR = "peaks: vendor data sheet; prefill share: inference-sim (Apache-2.0)"
 _DECODE = "decode shares fitted to the published times per output token"
 _ASSUMED = "decode shares ASSUMED equal to H100's: no time per output token on record"
+
+_PCIE = (
+    "no NVLink: all-reduce as measured with NCCL in a CUDA graph over a PCIe switch, 4 ranks, 19.4 us for 4 KB, "
+    "83.5 us for 384 KB (github.com/haohervchb/sglang-V100 pull 2)"
+)
 
 DEVICES: dict[str, Device] = {
     d.name: d
@@ -41,7 +50,19 @@ DEVICES: dict[str, Device] = {
         Device("H100", 989.5, 3.35, 80, 0.45, 0.63, 0.43, 12.29, f"{_VENDOR}; {_DECODE}; price p5.48xlarge / 8"),
         Device("H200", 989.5, 4.8, 141, 0.45, 0.63, 0.43, None, f"{_VENDOR} (H100's); {_ASSUMED}; no price on record"),
         Device("A100", 312.0, 2.039, 80, 0.38, 0.63, 0.43, 5.12, f"{_VENDOR}; {_ASSUMED}; price p4de.24xlarge / 8"),
-        Device("L40S", 362.0, 0.864, 48, 0.32, 0.67, 0.48, 3.77, f"{_VENDOR}; {_DECODE}; price g6e.48xlarge / 8"),
+        Device(
+            "L40S",
+            362.0,
+            0.864,
+            48,
+            0.32,
+            0.67,
+            0.48,
+            3.77,
+            f"{_VENDOR}; {_DECODE}; price g6e.48xlarge / 8; {_PCIE}",
+            20e-6,
+            1.65e-10,
+        ),
     )
 }
 
@@ -62,6 +83,7 @@ class ModelShape:
     layers: int
     kv_heads: int
     head_dim: int
+    hidden: int = 0
     bytes_per_value: int = 2
 
     @property
@@ -78,15 +100,15 @@ SHAPES: dict[str, ModelShape] = {
     s.name: s
     for s in (
         # From the models' published config.json files.
-        ModelShape("Qwen2.5-0.5B", 0.494e9, 24, 2, 64),
-        ModelShape("Qwen2.5-3B", 3.086e9, 36, 2, 128),
-        ModelShape("Qwen2.5-7B", 7.616e9, 28, 4, 128),
-        ModelShape("Llama-2-7B", 6.738e9, 32, 32, 128),
-        ModelShape("Llama-2-13B", 13.016e9, 40, 40, 128),
-        ModelShape("Llama-33B", 32.529e9, 60, 52, 128),
-        ModelShape("Llama-34B", 33.744e9, 48, 8, 128),
-        ModelShape("Llama-65B", 65.286e9, 80, 64, 128),
-        ModelShape("Llama-2-70B", 68.977e9, 80, 8, 128),
+        ModelShape("Qwen2.5-0.5B", 0.494e9, 24, 2, 64, 896),
+        ModelShape("Qwen2.5-3B", 3.086e9, 36, 2, 128, 2048),
+        ModelShape("Qwen2.5-7B", 7.616e9, 28, 4, 128, 3584),
+        ModelShape("Llama-2-7B", 6.738e9, 32, 32, 128, 4096),
+        ModelShape("Llama-2-13B", 13.016e9, 40, 40, 128, 5120),
+        ModelShape("Llama-33B", 32.529e9, 60, 52, 128, 6656),
+        ModelShape("Llama-34B", 33.744e9, 48, 8, 128, 8192),
+        ModelShape("Llama-65B", 65.286e9, 80, 64, 128, 8192),
+        ModelShape("Llama-2-70B", 68.977e9, 80, 8, 128, 8192),
     )
 }
 

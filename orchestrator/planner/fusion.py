@@ -26,6 +26,8 @@ class Follower:
     begin_s: float
     end_s: float
     replica_s: float
+    done_s: Array
+    """When each sample is done with, in the order in which they were finished. [S]"""
 
 
 def follow(
@@ -46,10 +48,13 @@ def follow(
     opened = max(float(ready[0]) - (start_s if prewarmed else 0.0), room_at_s, 0.0)
     begin = max(opened + start_s, float(ready[0]))
     free = [begin] * used
+    ends = []
     for at_s, size in zip(ready.tolist(), sizes.tolist(), strict=True):
-        heapq.heappush(free, max(heapq.heappop(free), at_s) + cost.work_s(size, size * mean_tokens))
+        ends.append(max(heapq.heappop(free), at_s) + cost.work_s(size, size * mean_tokens))
+        heapq.heappush(free, ends[-1])
     last_ready = float(ready[-1])
-    return Follower(used, begin, max(free), sum(max(end, last_ready) - opened for end in free))
+    paid_s = sum(max(end, last_ready) - opened for end in free)
+    return Follower(used, begin, max(free), paid_s, np.repeat(ends, sizes))
 
 
 def micro_batches(samples: int) -> list[int]:

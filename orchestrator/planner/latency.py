@@ -57,6 +57,10 @@ class WorkCost:
     def work_s(self, samples: float, tokens: float) -> float:
         return self.call_s + self.sample_s * samples + self.token_s * tokens
 
+    def ranked_s(self, samples: float, tokens: float, ranks: int) -> float:
+        """Of a gang: the work is shared, what every call takes is not."""
+        return self.work_s(samples / ranks, tokens / ranks)
+
 
 def kv_token_steps(prompt_tokens: Array, response_tokens: Array) -> Array:
     """Tokens of keys and values that each sample's decode steps read, added up: P L + L^2 / 2. [S]"""
@@ -67,11 +71,13 @@ def kv_token_steps(prompt_tokens: Array, response_tokens: Array) -> Array:
 def generate_prior(gpu: Device, model: ModelShape, tensor_parallel: int = 1, *, call_s: float = 0.0) -> GenerateCost:
     """Roofline: weights and keys/values at their share of the bandwidth, prefill at its share of the FLOP/s."""
     bandwidth = gpu.peak_tb_s * 1e12 * tensor_parallel
+    reduces = 2 * model.layers if tensor_parallel > 1 else 0
+    token_s = reduces * model.hidden * model.bytes_per_value * gpu.allreduce_byte_s
     return GenerateCost(
         call_s=call_s,
-        prefill_token_s=_forward_token_s(gpu, model, tensor_parallel),
-        step_s=model.weight_bytes / (bandwidth * gpu.weights_fraction),
-        sequence_s=0.0,  # what a sequence costs beyond its keys and values is inside kv_fraction
+        prefill_token_s=_forward_token_s(gpu, model, tensor_parallel) + token_s,
+        step_s=model.weight_bytes / (bandwidth * gpu.weights_fraction) + reduces * gpu.allreduce_s,
+        sequence_s=token_s,  # what a sequence costs beyond this and its keys and values is inside kv_fraction
         kv_token_s=model.kv_bytes_per_token / (bandwidth * gpu.kv_fraction),
     )
 

@@ -113,8 +113,9 @@ class LearnedCosts:
         return errors
 
     def _observe_work(self, function: str, calls: Sequence[CallObservation]) -> Array:
-        x = np.array([[1.0, *(c.stats[count] for count in _WORK)] for c in calls])
-        y = np.array([c.work_s for c in calls])
+        ranks = [max(1.0, c.stats.get("ranks", 1.0)) for c in calls]
+        x = np.array([[1.0, *(c.stats[count] / n for count in _WORK)] for c, n in zip(calls, ranks, strict=True)])
+        y = np.array([c.work_s - c.stats.get("waited_s", 0.0) for c in calls])
         fit = self._work.setdefault(function, LinearFit(3))
         errors = np.zeros(0) if fit.theta is None else relative_errors(fit.predict(x), y)
         fit.observe(x, y)

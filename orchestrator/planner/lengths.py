@@ -45,12 +45,16 @@ class Prediction:
         return scaled
 
     def samples(self, n: int, seed: int) -> Array:
-        """One drawn length for each of n samples of each prompt, in sample order. [P * n]"""
+        """A length for each of n samples of each prompt, in sample order: as many ratios as there are samples, evenly
+        spread over their distribution, dealt out at random. [P * n]
+
+        Independent draws would now and then have one sample far beyond what a step has, and plan the step for it.
+        """
         lengths: Array = np.repeat(self.mean, n)
         dice, seen = np.random.default_rng(seed), np.repeat(self.seen, n)
         for rows, ratios in ((seen, self.ratios), (~seen, self.unseen_ratios)):
-            if len(ratios):
-                lengths[rows] *= dice.choice(ratios, size=int(rows.sum()))
+            if len(ratios) and (count := int(rows.sum())):
+                lengths[rows] *= ratios[((dice.permutation(count) + 0.5) / count * len(ratios)).astype(np.int64)]
         clipped: Array = np.clip(lengths, 1.0, float(self.cap))
         return clipped
 
@@ -82,6 +86,8 @@ class LengthModel:
         self._all = _Source()
         self._by_source: dict[str, _Source] = {}
         self._ratios: dict[bool, deque[float]] = {seen: deque(maxlen=RATIOS_KEPT) for seen in (True, False)}
+        self._within: deque[float] = deque(maxlen=RATIOS_KEPT)
+        """Sample / mean of its prompt's samples: stands for the ratios of prompts that come again before any has."""
         self._source_of: dict[int, tuple[str, int]] = {}
         self._predicted: dict[int, float] = {}
         self._seen: dict[int, bool] = {}
@@ -105,7 +111,9 @@ class LengthModel:
             self._seen[p.prompt_id] = known
             self._source_of[p.prompt_id] = (p.data_source, len(p.tokens))
         known, new = (np.sort(np.array(self._ratios[s], dtype=np.float64)) for s in (True, False))
-        return Prediction(mean, seen, known if len(known) else new, cap, new if len(new) else known)
+        if not len(known):
+            known = np.sort(np.array(self._within, dtype=np.float64)) if len(self._within) else new
+        return Prediction(mean, seen, known, cap, new if len(new) else known)
 
     def observe(self, lengths: Mapping[int, Sequence[int]]) -> dict[str, float]:
         """Learns from a step's response lengths by prompt_id; returns the quality of what was predicted for them."""
@@ -118,6 +126,10 @@ class LengthModel:
                 "planner/length_tau": kendall_tau(predicted, measured),
                 "planner/length_decile_recall": longest_decile_recall(predicted, measured),
             }
+        for values in lengths.values():
+            if len(values) > 1:  # a sample is part of its group's mean, which makes it look closer than a new one is
+                centre, wider = float(np.mean(values)), (len(values) / (len(values) - 1)) ** 0.5
+                self._within.extend(max(0.0, 1.0 + wider * (x / max(centre, 1.0) - 1.0)) for x in values)
         history = self._all.gram[0, 0] > 0
         for i in actual:
             if i in self._predicted and history:

@@ -2,13 +2,14 @@
 
 0            generate: shards side by side, longest sample last; the tail moved together below the cut
 first        reward, reference, critic: micro-batches of finished samples, on replicas of their own
-both ended   train functions, side by side
+first group  train functions that can be fed: prompt groups as they are whole (training.py)
+both ended   the others, side by side
 end          what is kept was paid for all the time; the rest from its start to its last call
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +22,10 @@ from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.scaling import Goal
 from orchestrator.planner.tail import ShardState, Tail, TailChoice
+from orchestrator.planner.training import PACES, Batch, Room, Trainer, at_once, fed, rank_counts
 
 Array = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Outline:
     tail: TailChoice
     micro_batch: int
     followers: Mapping[str, Follower]
+    trainers: Mapping[str, Trainer]
     keep: frozenset[str]
     prewarm: frozenset[str]
     """Functions whose replicas find room before they are needed; `generate`: those of the next step."""
@@ -64,30 +68,58 @@ class Outline:
     stages: Sequence[Stage]
 
 
-class Outliner:
-    """Makes the choices that a policy leaves open, for given shards. Counts: `samples`, `mean_tokens` of one."""
+@dataclass(frozen=True)
+class Load:
+    """What a step's samples will have been, by sample number. [S] each"""
 
-    def __init__(self, costs: Costs, policy: Policy, goal: Goal, samples: int, mean_tokens: float) -> None:
-        self.costs, self.policy, self.goal = costs, policy, goal
-        self.samples, self.mean_tokens = samples, mean_tokens
+    prompt_tokens: Array
+    lengths: Array
+    per_prompt: int
+
+    def at(self, ready_s: Array) -> Batch:
+        """By prompt group, which is ready when its last sample is."""
+        tokens = self.prompt_tokens + self.lengths
+        grouped = [column.reshape(-1, self.per_prompt) for column in (ready_s, tokens)]
+        counts = np.full(len(grouped[0]), float(self.per_prompt))
+        return Batch(grouped[0].max(axis=1), counts, grouped[1].sum(axis=1), float(tokens.max()))
+
+
+class Outliner:
+    """Makes the choices that a policy leaves open, for given shards. `fed`: train functions that may be; `paces`: how
+    generation may go (training.py)."""
+
+    def __init__(
+        self, costs: Costs, policy: Policy, goal: Goal, load: Load, fed: frozenset[str] = frozenset(),
+        paces: Sequence[float] = PACES,
+    ) -> None:  # fmt: skip
+        self.costs, self.policy, self.goal, self.load = costs, policy, goal, load
+        self.fed, self.paces = fed if policy.feed else frozenset[str](), paces
+        self.samples = samples = len(load.lengths)
+        self.mean_tokens = float((load.prompt_tokens + load.lengths).mean())
         # Starting ahead buys time with the risk of idle replicas: where time is worth nothing it only costs.
         self.ahead = policy.prewarm and (goal.objective != "cost" or goal.deadline_s is not None)
-        self.train_s = {name: cost.work_s(samples, samples * mean_tokens) for name, cost in costs.trainers.items()}
-        self.last_s = sum(self.train_s.values()) if policy.colocated else max(self.train_s.values(), default=0.0)
+        whole_s = {name: cost.ranked_s(samples, samples * self.mean_tokens, costs.limits[name].max_replicas)
+                   for name, cost in costs.trainers.items()}  # fmt: skip
+        after = [seconds for name, seconds in whole_s.items() if name not in self.fed]
+        self.last_s = sum(after) if policy.colocated else max(after, default=0.0)
+        self.rest = sum(
+            costs.price[name] * costs.limits[name].max_replicas * (seconds + costs.start_s[name])
+            for name, seconds in whole_s.items()
+        )
         self.delay_s = 0.0 if costs.name in costs.warm else costs.start_s[costs.name]
-        self.trainer_gpus = sum(costs.limits[name].gpus for name in self.train_s)
 
     def outline(self, shards: Sequence[Sequence[int]], states: Sequence[ShardState]) -> Outline:
         """The step with these shards."""
         limits = self.costs.limits[self.costs.name]
         end = Tail(states, self.costs.generate, max_batch=limits.max_batch, kv_tokens=limits.kv_tokens)
         tail = self._cut(end, len(shards))
-        finish_s = end.finish_s(tail) + self.delay_s
+        finish_s, numbers = end.finish(tail)
+        finish_s = finish_s + self.delay_s
         if self.policy.fuse == "no":
             finish_s = np.full(self.samples, finish_s[-1])
         release_s = self._releases(end, tail)
         sizes = micro_batches(self.samples)
-        found = [self._whole(shards, tail, finish_s, release_s, size) for size in sizes]
+        found = [self._whole(shards, tail, finish_s, numbers, release_s, size) for size in sizes]
         return min(found, key=lambda o: self.goal.rank(o.steady_s, o.cost))
 
     def _cut(self, end: Tail, shards: int) -> TailChoice:
@@ -96,12 +128,11 @@ class Outliner:
         if self.policy.cut == "fixed":
             return end.at(round(self.policy.cut_fraction * self.samples), self._saturation(end))
         costs = self.costs
-        rest = sum(costs.price[name] * (seconds + costs.start_s[name]) for name, seconds in self.train_s.items())
         starts = costs.start_s[costs.name] * shards
 
         def value(choice: TailChoice) -> tuple[float, float]:
             return self.goal.rank(
-                choice.time_s + self.last_s, costs.price[costs.name] * (choice.replica_s + starts) + rest
+                choice.time_s + self.last_s, costs.price[costs.name] * (choice.replica_s + starts) + self.rest
             )
 
         return end.best(value)
@@ -123,61 +154,48 @@ class Outliner:
             [*sorted(gone.tolist())[: len(gone) - tail.migrate_to], *[tail.time_s + self.delay_s] * tail.migrate_to]
         )
 
-    def _room_at_s(self, need: int, taken: int, release_s: Sequence[float]) -> float:
-        """When `need` GPUs are free beside generate and `taken` others; 0 where functions have their own."""
-        if self.costs.pool_gpus is None or self.policy.colocated:
-            return 0.0
-        gpus = self.costs.limits[self.costs.name].gpus
-        free = self.costs.pool_gpus - taken - gpus * len(release_s)
-        for at_s in [0.0, *release_s]:
-            free += gpus if at_s else 0
-            if free >= need:
-                return at_s
-        return release_s[-1]
-
     def _whole(
-        self, shards: Sequence[Sequence[int]], tail: TailChoice, finish_s: Array, release_s: Sequence[float],
-        micro_batch: int,
+        self, shards: Sequence[Sequence[int]], tail: TailChoice, finish_s: Array, numbers: Numbers,
+        release_s: Sequence[float], micro_batch: int,
     ) -> Outline:  # fmt: skip
         costs, policy = self.costs, self.policy
+        gpus = {name: limits.gpus for name, limits in costs.limits.items()}
+        room = Room(None if policy.colocated else costs.pool_gpus)
+        for at_s in release_s:
+            room.take(gpus[costs.name], at_s)
         followers: dict[str, Follower] = {}
-        taken = 0
         for name in costs.followers:
-            followers[name] = self._beside(name, finish_s, release_s, micro_batch, taken)
-            taken += followers[name].replicas * costs.limits[name].gpus
+            followers[name] = self._beside(name, finish_s, room, micro_batch)
+            room.take(followers[name].replicas * gpus[name], followers[name].end_s)
         generated_s = float(finish_s[-1])
-        ready_s = max([generated_s, *(f.end_s for f in followers.values())])
-        if policy.colocated:  # stages beside each other share the GPUs: those that begin after generation take turns
-            ready_s = generated_s + sum(max(0.0, f.end_s - max(f.begin_s, generated_s)) for f in followers.values())
-        replicas = {costs.name: len(shards)} | {name: f.replicas for name, f in followers.items()}
-        replicas |= {name: costs.limits[name].max_replicas for name in self.train_s}  # ranks of one gang
         paid = {costs.name: tail.replica_s + costs.start_s[costs.name] * len(shards)}
         paid |= {name: f.replica_s for name, f in followers.items()}
-        paid |= {name: replicas[name] * (s + costs.start_s[name]) for name, s in self.train_s.items()}
-        kept = self._keep(replicas, paid, ready_s + self.last_s)
-        prewarm = self._prewarm(replicas, taken, ready_s, release_s) - kept
-        wait_s = max(
-            (costs.start_s[name] for name in self.train_s if name not in prewarm | kept | costs.warm), default=0.0
-        )
-        time_s = ready_s + wait_s + self.last_s + costs.between_s
+        spent = sum(costs.price[name] * seconds for name, seconds in paid.items())
+        trainers = self._trainers(followers, finish_s, numbers, room, spent)
+        paid |= {name: t.replica_s for name, t in trainers.items()}
+        replicas = {costs.name: len(shards)} | {name: f.replicas for name, f in followers.items()}
+        replicas |= {name: t.replicas for name, t in trainers.items()}
+        ends = [generated_s, *(f.end_s for f in followers.values()), *(t.end_s for t in trainers.values())]
+        time_s = max(ends) + costs.between_s
+        kept = self._keep(replicas, paid, time_s)
+        prewarm = self._prewarm(replicas, trainers) - kept
         again_s = 0.0 if costs.name in kept | prewarm else costs.start_s[costs.name]
         for name in kept:
             paid[name] = replicas[name] * time_s
         cost = sum(costs.price[name] * seconds for name, seconds in paid.items())
-        gpu_s = sum(costs.limits[name].gpus * seconds for name, seconds in paid.items())
+        gpu_s = sum(gpus[name] * seconds for name, seconds in paid.items())
         if policy.colocated and costs.pool_gpus is not None:
             gpu_s = costs.pool_gpus * time_s
             cost = gpu_s * max(costs.price[n] / limit.gpus for n, limit in costs.limits.items() if limit.gpus)
-        begin_s = ready_s + wait_s
         stages = [Stage(costs.name, self.delay_s, generated_s)]
         stages += [Stage(name, f.begin_s, f.end_s) for name, f in followers.items()]
-        stages += [Stage(name, begin_s, begin_s + s) for name, s in self.train_s.items()]
+        stages += [Stage(name, t.call_s, t.end_s) for name, t in trainers.items()]
         return Outline(
-            shards, tail, micro_batch, followers, kept, prewarm, time_s, time_s - self.delay_s + again_s, cost, gpu_s,
-            paid, stages,
+            shards, tail, micro_batch, followers, trainers, kept, prewarm, time_s, time_s - self.delay_s + again_s,
+            cost, gpu_s, paid, stages,
         )  # fmt: skip
 
-    def _beside(self, name: str, finish_s: Array, release_s: Sequence[float], micro_batch: int, taken: int) -> Follower:
+    def _beside(self, name: str, finish_s: Array, room: Room, micro_batch: int) -> Follower:
         """The stage on as many replicas as the goal likes best."""
         costs, limits = self.costs, self.costs.limits[name]
         start_s = 0.0 if name in costs.warm else costs.start_s[name]
@@ -185,51 +203,82 @@ class Outliner:
         options = [
             follow(
                 finish_s, self.mean_tokens, costs.followers[name], micro_batch=micro_batch, replicas=count,
-                start_s=start_s, prewarmed=self.ahead,
-                room_at_s=self._room_at_s(count * limits.gpus, taken, release_s),
+                start_s=start_s, prewarmed=self.ahead, room_at_s=room.at_s(count * limits.gpus),
             )
             for count in counts
         ]  # fmt: skip
 
         def value(f: Follower) -> tuple[float, float]:
             time_s = max(f.end_s, float(finish_s[-1])) + self.last_s
-            rest = sum(costs.price[train] * seconds for train, seconds in self.train_s.items())
-            return self.goal.rank(time_s, costs.price[name] * f.replica_s + rest)
+            return self.goal.rank(time_s, costs.price[name] * f.replica_s + self.rest)
 
         return min(options, key=value)
 
-    def _prewarm(
-        self, replicas: Mapping[str, int], taken: int, ready_s: float, release_s: Sequence[float]
-    ) -> frozenset[str]:
-        """What can be started ahead: beside what is still at work then, the GPUs of the pool must do."""
+    def _trainers(
+        self, followers: Mapping[str, Follower], finish_s: Array, numbers: Numbers, room: Room, spent: float
+    ) -> dict[str, Trainer]:
+        """The train functions, those that are fed first; on as many ranks as the goal likes best. `spent`: before."""
+        costs, found = self.costs, dict[str, Trainer]()
+        ready = np.max([finish_s, *(f.done_s for f in followers.values())], axis=0)
+        by_number = np.zeros(len(ready))
+        by_number[numbers] = ready
+        load = self.load.at(by_number)
+        ready_s = float(ready.max())
+        if self.policy.colocated:  # stages that begin after generation take turns on the GPUs
+            last_s = float(finish_s[-1])
+            ready_s = last_s + sum(max(0.0, f.end_s - max(f.begin_s, last_s)) for f in followers.values())
+        for name in sorted(costs.trainers, key=lambda name: name not in self.fed):
+            cost, limits = costs.trainers[name], costs.limits[name]
+            start_s = 0.0 if name in costs.warm else costs.start_s[name]
+            most = limits.max_replicas
+            counts = rank_counts(limits.min_replicas or most, most) if self.policy.feed else [most]
+            options = []
+            for count in counts:
+                room_at_s = room.at_s(count * limits.gpus)
+                if name in self.fed:
+                    options += fed(load, cost, count, start_s=start_s, room_at_s=room_at_s, paces=self.paces)
+                options.append(
+                    at_once(load, cost, count, ready_s=ready_s, start_s=start_s, room_at_s=room_at_s, ahead=self.ahead)
+                )
+
+            found[name] = self._best(options, costs.price[name], spent)
+            spent += costs.price[name] * found[name].replica_s
+            if self.policy.colocated:
+                ready_s = found[name].end_s
+            room.take(found[name].replicas * limits.gpus, found[name].end_s)
+        return found
+
+    def _best(self, options: Sequence[Trainer], price: float, spent: float) -> Trainer:
+        return min(options, key=lambda t: self.goal.rank(t.mean_end_s, spent + price * t.mean_replica_s))
+
+    def _prewarm(self, replicas: Mapping[str, int], trainers: Mapping[str, Trainer]) -> frozenset[str]:
+        """What is started ahead. The next step's generate only where the pool has room for it beside everything that
+        may still be there: what waits for GPUs that it holds itself would wait for ever."""
         if not self.ahead:
             return frozenset()
-        found = set(replicas) - set(self.train_s) - {self.costs.name}
-        first_s = ready_s - max((self.costs.start_s[name] for name in self.train_s), default=0.0)
-        if self._room_at_s(self.trainer_gpus, taken, release_s) <= max(0.0, first_s):
-            found |= set(self.train_s)
-        pool, gpus = self.costs.pool_gpus, self.costs.limits[self.costs.name].gpus
-        if pool is None or gpus * replicas[self.costs.name] + self.trainer_gpus <= pool:
+        found = {name for name in replicas if name not in trainers and name != self.costs.name}
+        found |= {name for name, t in trainers.items() if t.open_s < t.call_s}
+        if self.costs.pool_gpus is None or self._gpus(replicas, {self.costs.name, *trainers}) <= self.costs.pool_gpus:
             found.add(self.costs.name)
         return frozenset(found)
 
     def _keep(self, replicas: Mapping[str, int], paid_s: Mapping[str, float], time_s: float) -> frozenset[str]:
         """Held over the step's idle time when that is shorter than the cold start it saves, on average of a replica.
 
-        In a pool that others need, only what leaves the trainers their room.
+        In a pool that others need, only where all of them fit beside each other.
         """
         if self.policy.keep == "all":
             return frozenset(replicas)
         if self.policy.keep == "none":
             return frozenset()
-        kept: set[str] = set()
-        free = self.costs.pool_gpus
-        for name, count in replicas.items():
-            start_s = self.costs.start_s[name]
-            busy_s = paid_s[name] / count - start_s
-            gpus = self.costs.limits[name].gpus * count
-            room = free is None or name in self.train_s or gpus + self.trainer_gpus <= free
-            if room and keep(time_s - busy_s, (), start_s):
-                kept.add(name)
-                free = None if free is None else free - gpus
-        return frozenset(kept)
+        if self.costs.pool_gpus is not None and self._gpus(replicas, set(replicas)) > self.costs.pool_gpus:
+            return frozenset()
+        starts = self.costs.start_s
+        return frozenset(
+            name
+            for name, count in replicas.items()
+            if keep(time_s - (paid_s[name] / count - starts[name]), (), starts[name])
+        )
+
+    def _gpus(self, replicas: Mapping[str, int], names: Collection[str]) -> int:
+        return sum(replicas[name] * self.costs.limits[name].gpus for name in names)

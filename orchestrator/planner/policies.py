@@ -1,11 +1,11 @@
 """Policies as named sets of switches: what a planner may decide, and what is fixed.
 
-| | replicas | shards | cut | fused | kept |
-|---|---|---|---|---|---|
-| serverful | all, always | balanced | never | no | all |
-| rlhfuse | all, always | balanced | at 20 % | yes | all |
-| rlhfless | weighted T, C | similar | at 20 % | no | none, prewarmed |
-| ours | the goal's | chosen | chosen | chosen | ski rental, prewarmed |
+| | replicas | shards | cut | fused | train fed | kept |
+|---|---|---|---|---|---|---|
+| serverful | all, always | balanced | never | no | no | all |
+| rlhfuse | all, always | balanced | at 20 % | yes | no | all |
+| rlhfless | weighted T, C | similar | at 20 % | no | no | none, prewarmed |
+| ours | the goal's | chosen | chosen | chosen | where exact | ski rental, prewarmed |
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ class Policy:
     prewarm: bool
     colocated: bool
     """All functions take turns on one pool of GPUs that is held for the whole job."""
+    feed: bool = False
+    """Training begins while generation goes on, where that is exact; ranks of a gang as the goal says."""
+    old_logprobs: bool = True
+    """In simulations: log-probabilities of the policy are a pass of their own before training, as in verl (and what is
+    built on it); else the first training pass has them."""
     cut_fraction: float = 0.2
     """With cut = "fixed": share of the step's samples that is left when the tail is cut (R_t)."""
 
@@ -38,7 +43,18 @@ POLICIES: dict[str, Policy] = {
         Policy("serverful", "all", "balanced", "never", "no", "all", prewarm=False, colocated=True),
         Policy("rlhfuse", "all", "balanced", "fixed", "yes", "all", prewarm=False, colocated=True),
         Policy("rlhfless", "weighted", "similar", "fixed", "no", "none", prewarm=True, colocated=False),
-        Policy("ours", "goal", "chosen", "chosen", "chosen", "rental", prewarm=True, colocated=False),
+        Policy(
+            "ours",
+            "goal",
+            "chosen",
+            "chosen",
+            "chosen",
+            "rental",
+            prewarm=True,
+            colocated=False,
+            feed=True,
+            old_logprobs=False,
+        ),
     )
 }
 

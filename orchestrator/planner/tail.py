@@ -32,18 +32,23 @@ class ShardState:
     finish_s: Array
     begin_s: float
     """End of its prefill."""
+    numbers: npt.NDArray[np.int64]
+    """Of each sample in the step."""
 
     @classmethod
     def of(
-        cls, prompt_tokens: Array, lengths: Array, cost: GenerateCost, max_batch: int, prefill_tokens: float
-    ) -> ShardState:
+        cls, prompt_tokens: Array, lengths: Array, cost: GenerateCost, max_batch: int, prefill_tokens: float,
+        numbers: npt.NDArray[np.int64] | None = None,
+    ) -> ShardState:  # fmt: skip
+        """`numbers` None: 0, 1, ..."""
+        named = np.arange(len(lengths)) if numbers is None else numbers
         order = np.argsort(lengths, kind="stable")
         prompt, length = prompt_tokens[order], lengths[order]
         finish_s = finish_times_s(prompt, length, cost, max_batch=max_batch, prefill_tokens=prefill_tokens)
-        return cls(prompt, length, finish_s, cost.call_s + cost.prefill_token_s * prefill_tokens)
+        return cls(prompt, length, finish_s, cost.call_s + cost.prefill_token_s * prefill_tokens, named[order])
 
-    def left_at(self, time_s: float) -> tuple[Array, Array]:
-        """Of the samples unfinished then: tokens held (prompt and response so far), tokens to come.
+    def left_at(self, time_s: float) -> tuple[Array, Array, npt.NDArray[np.int64]]:
+        """Of the samples unfinished then: tokens held (prompt and response so far), tokens to come, numbers.
 
         Progress is linear between finishes.
         """
@@ -52,7 +57,7 @@ class ShardState:
         before = self.lengths[first - 1] if first else 0.0
         share = (time_s - before_s) / max(self.finish_s[first] - before_s, 1e-12)
         done = before + max(0.0, share) * (self.lengths[first] - before)
-        return self.prompt_tokens[first:] + done, self.lengths[first:] - done
+        return self.prompt_tokens[first:] + done, self.lengths[first:] - done, self.numbers[first:]
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ class Leftover:
     open_shards: int
     held: Array
     more: Array
+    numbers: npt.NDArray[np.int64]
     stopped_s: float
     """Replica-seconds until then, of all shards."""
 
@@ -108,10 +114,10 @@ class Tail:
         parts = [s.left_at(at_s) for s, end in zip(self.shards, self.ends, strict=True) if end > at_s]
         if not parts:
             return None
-        held, more = (np.concatenate(column) for column in zip(*parts, strict=True))
+        held, more, numbers = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.argsort(-more, kind="stable")
         stopped_s = float(np.minimum(self.ends, at_s).sum())
-        return Leftover(at_s, len(parts), held[order], more[order], stopped_s)
+        return Leftover(at_s, len(parts), held[order], more[order], numbers[order].astype(np.int64), stopped_s)
 
     def needed(self, left: Leftover, batch: int | None = None) -> int:
         """`batch`: samples to a replica; None: as many as it has slots."""
@@ -149,14 +155,23 @@ class Tail:
                     best = choice if value(choice) < value(best) else best
         return best
 
+    def finish(self, choice: TailChoice) -> tuple[Array, npt.NDArray[np.int64]]:
+        """When each sample is finished under that choice, ascending, and which it is. [samples] each"""
+        times, numbers = (np.concatenate([getattr(s, name) for s in self.shards]) for name in ("finish_s", "numbers"))
+        left = self.leftover(choice.cut_below)
+        if left is not None:
+            stays = times <= left.at_s
+            moved, named = [times[stays]], [numbers[stays]]
+            for k in range(choice.migrate_to):
+                held, more = left.held[k :: choice.migrate_to][::-1], left.more[k :: choice.migrate_to][::-1]
+                prefill = float(held.sum())
+                own = finish_times_s(held, more, self.cost, max_batch=self.max_batch, prefill_tokens=prefill)
+                moved.append(left.at_s + own)
+                named.append(left.numbers[k :: choice.migrate_to][::-1])
+            times, numbers = np.concatenate(moved), np.concatenate(named)
+        order = np.argsort(times, kind="stable")
+        return times[order], numbers[order]
+
     def finish_s(self, choice: TailChoice) -> Array:
         """When each sample is finished under that choice, ascending. [samples]"""
-        left = self.leftover(choice.cut_below)
-        if left is None:
-            return self.every
-        moved = []
-        for k in range(choice.migrate_to):
-            held, more = left.held[k :: choice.migrate_to][::-1], left.more[k :: choice.migrate_to][::-1]
-            times = finish_times_s(held, more, self.cost, max_batch=self.max_batch, prefill_tokens=float(held.sum()))
-            moved.append(left.at_s + times)
-        return np.sort(np.concatenate([self.every[: len(self.every) - len(left.more)], *moved]))
+        return self.finish(choice)[0]

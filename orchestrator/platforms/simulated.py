@@ -17,8 +17,9 @@ from itertools import count
 
 from functions.wire import Call, Event
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError, Replica, ReplicaState, Usage
-from orchestrator.simulation.functions import Held, Model, perform
+from orchestrator.simulation.functions import Held, Model
 from orchestrator.simulation.memory import MemoryExchange
+from orchestrator.simulation.perform import perform
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,14 @@ arranged the work, so that the committed history of two policies can be compared
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import xxhash
 
-from functions.exchange.base import checksum
 from functions.samples import Columns, Finish, Ragged, SampleBatch
-from functions.weights.blobs import Blob, publish_blobs
 from functions.wire import Call, Event, Json, Version
 from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.planner.prefixes import shared_head
@@ -49,8 +47,12 @@ class Work:
 
     kind: Literal["reward", "reference", "train"]
     cost: WorkCost
+    """Of train: of one rank."""
     start_s: float
     load_s: float = 0.0
+    state_s: float = 0.0
+    """Of train: for one rank alone to read weights and optimizer state before the step, and again to write them after
+    it; a gang's ranks share it."""
 
 
 Model = Generate | Work
@@ -71,20 +73,7 @@ class Held:
         return model.load_s * len(missing)
 
 
-async def perform(call: Call, model: Model, held: Held, exchange: MemoryExchange) -> Events:
-    """The call's events, in virtual time."""
-    yield Event("started", data={"replica": held.name, "calls": held.calls})
-    held.calls += 1
-    load_s = held.load_s(call, model)
-    if load_s:
-        async for beat in _busy(load_s):
-            yield beat
-    events = _generate(call, model, exchange) if isinstance(model, Generate) else _work(call, model, exchange)
-    async for event in events:
-        yield event
-
-
-async def _busy(seconds: float) -> Events:
+async def busy(seconds: float) -> Events:
     """That much time, with a heartbeat."""
     while seconds > HEARTBEAT_S:
         await asyncio.sleep(HEARTBEAT_S)
@@ -94,7 +83,7 @@ async def _busy(seconds: float) -> Events:
     yield Event("progress")
 
 
-async def _generate(call: Call, model: Generate, exchange: MemoryExchange) -> Events:
+async def generate(call: Call, model: Generate, exchange: MemoryExchange) -> Events:
     clock = asyncio.get_running_loop().time
     start_s, number = clock(), 0
     batch = SampleBatch.concat([SampleBatch.decode(exchange.get(ref)) for ref in call.inputs["samples"]])
@@ -120,7 +109,7 @@ async def _generate(call: Call, model: Generate, exchange: MemoryExchange) -> Ev
             due_s = start_s + float(plan.finish_s[order[stop - 1]])
             while clock() < due_s and not cut.is_set():
                 wait_s = min(HEARTBEAT_S, due_s - clock())
-                if not await _set_within(cut, wait_s) and clock() < due_s:
+                if not await set_within(cut, wait_s) and clock() < due_s:
                     yield Event("progress")
             if clock() < due_s:
                 break
@@ -141,13 +130,19 @@ async def _generate(call: Call, model: Generate, exchange: MemoryExchange) -> Ev
     yield Event("done", data=_stats(plan, clock() - start_s, items))
 
 
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+async def set_within(event: asyncio.Event, seconds: float) -> bool:
     try:
         async with asyncio.timeout(seconds):
             await event.wait()
     except TimeoutError:
         return False
     return True
+
+
+def token_counts(batch: SampleBatch) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Of each sample, its prompt included. [S]"""
+    counts: np.ndarray[Any, np.dtype[np.int32]] = batch.responses.lengths + batch.prompts.lengths[batch.prompt]
+    return counts
 
 
 def _items(batch: SampleBatch, call: Call, lengths: Lengths) -> list[Item]:
@@ -209,16 +204,11 @@ def _stats(plan: Schedule, spent_s: float, items: list[Item]) -> Json:
     }
 
 
-async def _work(call: Call, model: Work, exchange: MemoryExchange) -> Events:
-    batches = [SampleBatch.decode(exchange.get(ref)) for ref in call.inputs["samples"]]
-    samples = sum(len(b) for b in batches)
-    tokens = sum(int(b.responses.lengths.sum() + b.prompts.lengths[b.prompt].sum()) for b in batches)
-    async for beat in _busy(model.cost.work_s(samples, tokens)):
+async def work(call: Call, model: Work, exchange: MemoryExchange) -> Events:
+    batch = SampleBatch.concat([SampleBatch.decode(exchange.get(ref)) for ref in call.inputs["samples"]])
+    samples, tokens = len(batch), int(token_counts(batch).sum())
+    async for beat in busy(model.cost.work_s(samples, tokens)):
         yield beat
-    if model.kind == "train":
-        yield _trained(call, batches, exchange)
-        return
-    batch = SampleBatch.concat(batches)
     columns = _reward(call, batch) if model.kind == "reward" else _token_column(call, batch)
     ref = exchange.put(f"{call.prefix}columns", columns.encode())
     yield Event("done", ref, {"failed": [], "samples": samples, "tokens": tokens})
@@ -233,26 +223,3 @@ def _reward(call: Call, batch: SampleBatch) -> Columns:
 def _token_column(call: Call, batch: SampleBatch) -> Columns:
     name = str(call.params["column"])
     return Columns.of(batch, token={name: np.full(len(batch.responses.flat), -1.0, np.float32)})
-
-
-def _trained(call: Call, batches: list[SampleBatch], exchange: MemoryExchange) -> Event:
-    """The next version: its one tensor is a digest of the version before and of the samples, whatever their order."""
-    seen = sorted(
-        (g, i, checksum(row.tobytes()))
-        for b in batches
-        for g, i, row in zip(b.group.tolist(), b.index.tolist(), b.responses.rows(), strict=True)
-    )
-    model, before = str(call.params["model"]), call.weights["policy"]
-    parent = exchange.list(before.prefix)
-    state = checksum(repr((model, before.number, seen)).encode())
-    after = Version(model, before.number + 1, checksum(call.id.encode())[:12])
-    blob = Blob("U8", (16,), memoryview(bytes.fromhex(state)))
-    publish_blobs(
-        exchange, after, tensors={"state": blob}, state={}, trainer={}, files={},
-        parent=before if parent else None,
-    )  # fmt: skip
-    responses = sum(int(b.responses.lengths.sum()) for b in batches)
-    prompts = sum(int(b.prompts.lengths[b.prompt].sum()) for b in batches)
-    metrics: Mapping[str, float] = {f"{model}/tokens": float(responses)}
-    stats = {"samples": sum(len(b) for b in batches), "tokens": prompts + responses}
-    return Event("done", data={"version": after.to_json(), "metrics": dict(metrics), "stats": stats})

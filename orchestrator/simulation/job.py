@@ -61,11 +61,11 @@ def simulate(scenario: Scenario, policy: Policy, *, goal: Goal | None = None, de
 async def _simulate(scenario: Scenario, policy: Policy, goal: Goal, deterministic: bool, directory: Path) -> Outcome:
     exchange = MemoryExchange(asyncio.get_running_loop().time)
     pool = Pool(scenario.gpus, policy.colocated)
-    platform = SimulatedPlatform(scenario.models(policy.colocated), exchange, pool=pool)
+    platform = SimulatedPlatform(scenario.models(policy), exchange, pool=pool)
     job = _job(scenario, deterministic, directory)
     store = Store(exchange, threads=False)
     recipe = find_recipe(scenario.recipe)
-    planner = AdaptivePlanner(policy, goal=goal, priors=scenario.priors(policy.colocated), pool_gpus=scenario.gpus)
+    planner = AdaptivePlanner(policy, goal=goal, priors=scenario.priors(policy), pool_gpus=scenario.gpus)
     results: list[StepResult] = []
     paid = [0.0]
 
@@ -87,7 +87,7 @@ async def _simulate(scenario: Scenario, policy: Policy, goal: Goal, deterministi
         fleet=Fleet(platform, Invoker(platform)),
         planner=planner,
         epoch=1,
-        limits=scenario.limits(policy.colocated),
+        limits=scenario.limits(policy),
         settings=train_settings(job, recipe),
         cost_usd=lambda: price * platform.gpu_s(),
         on_plan=lambda _step, _plan: None,
@@ -95,7 +95,7 @@ async def _simulate(scenario: Scenario, policy: Policy, goal: Goal, deterministi
         on_commit=committed,
     )
     try:
-        await platform.deploy(scenario.specs(policy.colocated))
+        await platform.deploy(scenario.specs(policy))
         await job_loop.run()
     finally:
         await platform.close()

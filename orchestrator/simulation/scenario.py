@@ -5,13 +5,13 @@ What is assumed rather than measured stands here, one field each, so that a read
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.planner.base import FunctionLimits
 from orchestrator.planner.devices import Device, ModelShape, kv_capacity_tokens
 from orchestrator.planner.latency import WorkCost, forward_prior, generate_prior, train_prior
 from orchestrator.planner.learned import Priors
+from orchestrator.planner.policies import Policy
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.simulation.functions import Generate, Model, Work
 from orchestrator.simulation.lengths import Lengths
@@ -40,8 +40,11 @@ class Scenario:
     """Tensor parallelism of one replica of generate."""
     forward_gpus: int = 1
     """GPUs of one replica of reference and critic."""
+    rank_gpus: int = 1
+    """GPUs of one rank of a train function."""
     train_gpus: int | None = None
-    """GPUs of the train function where functions have their own; None: all (with a critic: half each)."""
+    """GPUs of the train function where functions have their own and a policy does not choose them; None: all (with a
+    critic: half each)."""
     slots: int = 256
     process_s: float = 2.0
     """Start of a function without its weights, on a node that has the image and a parked process (engine and graphs up,
@@ -62,7 +65,19 @@ class Scenario:
     def critics(self) -> bool:
         return self.recipe == "ppo"
 
-    def specs(self, colocated: bool) -> list[FunctionSpec]:
+    @property
+    def state_bytes(self) -> float:
+        """What a train function reads before a step and writes after it: weights in bf16, masters in fp32 and
+        two moments."""
+        return self.model.weight_bytes + 12.0 * self.model.parameters
+
+    @property
+    def least_ranks(self) -> int:
+        """Fewest ranks that hold weights, gradients and moments (16 bytes a parameter) in 70 % of their memory."""
+        room = 0.7 * self.rank_gpus * self.device.memory_gib * 2**30
+        return -(-16 * int(self.model.parameters) // int(room))
+
+    def specs(self, policy: Policy) -> list[FunctionSpec]:
         """In the order in which a step first uses them; prices by GPU, as the device table has them."""
         price = self.device.usd_per_hour or 1.0
         forward = self.gpus // self.forward_gpus
@@ -70,18 +85,20 @@ class Scenario:
         names += [("reward", "reward", self.reward_replicas, 0), ("reference", "reference", forward, self.forward_gpus)]
         if self.critics:
             names.append(("critic", "reference", forward, self.forward_gpus))
-            names.append(("train-critic", "train", 1, self._train_gpus(colocated)))
-        names.append(("train", "train", 1, self._train_gpus(colocated)))
+            names.append(("train-critic", "train", self._ranks(policy), self.rank_gpus))
+        names.append(("train", "train", self._ranks(policy), self.rank_gpus))
         return [
             FunctionSpec(name, kind, max_replicas=most, gpus=gpus, usd_per_hour=price * gpus)
             for name, kind, most, gpus in names
         ]
 
-    def models(self, colocated: bool) -> dict[str, Model]:
+    def models(self, policy: Policy) -> dict[str, Model]:
         """Each function's work. In a colocated pool nothing starts, and weights are resharded instead of loaded."""
         found: dict[str, Model] = {}
-        for spec in self.specs(colocated):
-            loads = self.model.weight_bytes / 1e9 / (self.link_gb_s * max(1, spec.gpus))
+        colocated = policy.colocated
+        for spec in self.specs(policy):
+            link_bytes_s = 1e9 * self.link_gb_s * max(1, spec.gpus)
+            loads = self.model.weight_bytes / link_bytes_s
             start_s = 0.0 if colocated else self.process_s
             if spec.kind == "generate":
                 cost = generate_prior(self.device, self.model, spec.gpus, call_s=self.call_s)
@@ -96,37 +113,44 @@ class Scenario:
                 forward = forward_prior(self.device, self.model, spec.gpus, call_s=self.call_s)
                 found[spec.name] = Work("reference", forward, start_s, 0.0 if colocated else loads)
             else:
-                train = train_prior(
-                    self.device, self.model, spec.gpus, call_s=self.call_s, recompute=self.recompute
-                )  # fmt: skip
-                # A train function also loads its optimizer state: fp32 weights and two moments, 12 bytes a parameter.
-                state_s = 12 * self.model.parameters / 1e9 / (self.link_gb_s * spec.gpus)
-                publish_s = loads + state_s  # and writes both at the end
-                held = start_s if colocated else start_s + state_s
-                cost_of_train = WorkCost(train.call_s + (0.0 if colocated else publish_s), 0.0, train.token_s)
-                found[spec.name] = Work("train", cost_of_train, held, 0.0 if colocated else loads)
+                train = train_prior(self.device, self.model, spec.gpus, call_s=self.call_s, recompute=self.recompute)
+                if policy.old_logprobs and not self.critics:  # with a critic the reference function has them
+                    again = forward_prior(self.device, self.model, spec.gpus)
+                    train = WorkCost(train.call_s, train.sample_s, train.token_s + again.token_s)
+                state_s = 0.0 if colocated else self.state_bytes / link_bytes_s
+                found[spec.name] = Work("train", train, start_s, 0.0, state_s)
         return found
 
-    def limits(self, colocated: bool) -> dict[str, FunctionLimits]:
+    def limits(self, policy: Policy) -> dict[str, FunctionLimits]:
         kv = kv_capacity_tokens(self.device, self.model, self.generate_gpus)
         return {
             s.name: FunctionLimits(
-                s.max_replicas, s.usd_per_hour, s.gpus, self.slots, kv if s.kind == "generate" else None
+                s.max_replicas, s.usd_per_hour, s.gpus, self.slots,
+                min(s.max_replicas, self.least_ranks) if s.kind == "train" else None,
+                kv if s.kind == "generate" else None,
             )
-            for s in self.specs(colocated)
-        }
+            for s in self.specs(policy)
+        }  # fmt: skip
 
-    def priors(self, colocated: bool) -> Priors:
-        """What a planner is told beforehand: the roofline, and the cold starts as configured."""
-        models = self.models(colocated)
-        work: Mapping[str, WorkCost] = {name: m.cost for name, m in models.items() if isinstance(m, Work)}
+    def priors(self, policy: Policy) -> Priors:
+        """What a planner is told beforehand: the roofline, and the cold starts as configured.
+
+        What a gang takes to read and write its state depends on its size: told for half of the most ranks.
+        """
+        models = self.models(policy)
+        work: dict[str, WorkCost] = {}
+        for spec in self.specs(policy):
+            model = models[spec.name]
+            if isinstance(model, Work):
+                state_s = 2 * model.state_s / max(1, spec.max_replicas // 2)
+                work[spec.name] = WorkCost(model.cost.call_s + state_s, model.cost.sample_s, model.cost.token_s)
         generate = models["generate"]
         assert isinstance(generate, Generate), "generate generates"
         return Priors(generate.cost, work, {name: m.start_s for name, m in models.items()})
 
-    def _train_gpus(self, colocated: bool) -> int:
-        if colocated:
-            return self.gpus
-        if self.train_gpus is not None:
-            return self.train_gpus
-        return self.gpus // 2 if self.critics else self.gpus
+    def _ranks(self, policy: Policy) -> int:
+        """All GPUs where functions take turns on them or ranks are chosen each step; else as configured."""
+        gpus = self.gpus
+        if not policy.colocated and not policy.feed:
+            gpus = self.train_gpus or (gpus // 2 if self.critics else gpus)
+        return gpus // self.rank_gpus

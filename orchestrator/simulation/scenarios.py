@@ -55,7 +55,7 @@ def rlhfless_cluster() -> Scenario:
     return Scenario(
         "70B grpo 160 H100", device("H100"), shape("Llama-2-70B"), 160, "grpo", Lognormal.of(400, 0.86),
         prompts_per_step=128, samples_per_prompt=4, max_response_length=4096, generate_gpus=4, forward_gpus=4,
-        train_gpus=128, link_gb_s=50.0, steps=100,
+        train_gpus=128, rank_gpus=8, link_gb_s=50.0, steps=100,
     )  # fmt: skip
 
 
@@ -102,6 +102,7 @@ class _File(Section):
     steps: int = Field(20, ge=1)
     generate_gpus: int = Field(1, ge=1)
     forward_gpus: int = Field(1, ge=1)
+    rank_gpus: int = Field(1, ge=1)
     train_gpus: int | None = Field(None, ge=1)
     slots: int = Field(256, ge=1)
     process_s: float = Field(2.0, ge=0)
@@ -114,7 +115,7 @@ class _File(Section):
         room = kv_capacity_tokens(device(self.device), shape(self.model), self.generate_gpus)
         if (longest := self.head_tokens + self.prompt_tokens + self.max_response_length) > room:
             raise ValueError(f"a sample may have {longest} tokens, the GPUs of one replica have room for {room}")
-        for name in ("generate_gpus", "forward_gpus", "train_gpus"):
+        for name in ("generate_gpus", "forward_gpus", "rank_gpus", "train_gpus"):
             if (getattr(self, name) or 0) > self.gpus:
                 raise ValueError(f"{name} is {getattr(self, name)}, more than the {self.gpus} of gpus")
         if self.recipe == "ppo" and (self.gpus < 2 or 2 * (self.train_gpus or 1) > self.gpus):

@@ -14,9 +14,10 @@ NOTHING = np.zeros(0)
 
 
 def work(
-    function: str, stop_s: float, work_s: float, samples: float, tokens: float, *, ranks: int = 1, start_s: float = 0.0
-) -> CallObservation:
-    stats = {"samples": samples, "tokens": tokens, "ranks": float(ranks)}
+    function: str, stop_s: float, work_s: float, samples: float, tokens: float, *, ranks: int = 1, start_s: float = 0.0,
+    waited_s: float = 0.0,
+) -> CallObservation:  # fmt: skip
+    stats = {"samples": samples, "tokens": tokens, "ranks": float(ranks), "waited_s": waited_s}
     return CallObservation(function, function, "work", start_s > 0, start_s, work_s, 0, 0, 0, stop_s, stats)
 
 
@@ -40,7 +41,17 @@ def test_a_gang_takes_as_long_as_its_slowest_rank() -> None:
     learned.observe(gangs[:2], NOTHING, 10.0)
     cost = learned.work("train")
     assert cost is not None
-    assert cost.work_s(64, 5000) == pytest.approx(3.0, rel=1e-3)
+    assert cost.ranked_s(64, 5000, 2) == pytest.approx(3.0, rel=1e-3)
+
+
+def test_a_fed_call_is_not_slower_for_what_it_waited() -> None:
+    learned = LearnedCosts()
+    for tokens in (2000, 5000, 9000):
+        waited = work("train", 60.0, 0.5 + 1e-3 * tokens / 4 + 33.0, 64, tokens, ranks=4, waited_s=33.0)
+        learned.observe([waited] * 4, NOTHING, 60.0)
+    cost = learned.work("train")
+    assert cost is not None
+    assert cost.ranked_s(64, 5000, 4) == pytest.approx(1.75, rel=0.02)
 
 
 def test_calls_without_counts_teach_nothing() -> None:
