@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from orchestrator.errors import ConfigError
 from orchestrator.planner.devices import device
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+from orchestrator.section import Section
+from orchestrator.telemetry.config import TelemetryConfig
 
 
 class ModelConfig(Section):
@@ -252,15 +250,6 @@ class LimitsConfig(Section):
 class CheckpointConfig(Section):
     keep: int = Field(2, ge=1)
     """Versions of weights and optimizer state that are kept, the newest among them."""
-
-
-class TelemetryConfig(Section):
-    tensorboard: bool = True
-    otlp_endpoint: str | None = Field(None, pattern=r"^https?://")
-    """Base URL of an OpenTelemetry collector (`http://collector:4318`) that gets a trace of each step; None: what
-    OTEL_EXPORTER_OTLP_ENDPOINT says."""
-    samples: int = Field(64, ge=0)
-    """Samples (prompt, response, reward) written per step."""
 
 
 class JobConfig(Section):

@@ -32,9 +32,8 @@ from orchestrator.run_directory import write_atomically
 from orchestrator.store import Store
 from orchestrator.telemetry.job_metrics import JobMetrics
 from orchestrator.telemetry.now import Now
+from orchestrator.telemetry.open_sinks import open_sinks
 from orchestrator.telemetry.plans import Plans
-from orchestrator.telemetry.sinks import JsonLines, Sink
-from orchestrator.telemetry.tensorboard import TensorBoard
 from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
 
 VIEW_EVERY_S = 0.25
@@ -58,9 +57,7 @@ class Recorder:
         self._platform, self._specs, self._view, self._events = platform, specs, view, events
         self._begun_s = asyncio.get_running_loop().time()
         committed = [(record.step, metrics_of(record)) for record in records]
-        self._sinks: list[Sink] = [JsonLines(path / "metrics.jsonl", committed)]
-        if job.telemetry.tensorboard:
-            self._sinks.append(TensorBoard(path / "tensorboard", committed))
+        self._sinks = open_sinks(job, path, committed, self.note)
         self._ledger = Ledger(path / "cost.json", specs, next_step=len(records), now_s=self._begun_s)
         self._curves = _Curves()
         for _, metrics in committed:
@@ -145,9 +142,10 @@ class Recorder:
     @asynccontextmanager
     async def watching(self, fleet: Fleet) -> AsyncIterator[None]:
         """Shows the job while it runs; at the end the files are closed with what was spent until then."""
-        watch = asyncio.create_task(self._watch(fleet))
+        watch, failed = asyncio.create_task(self._watch(fleet)), True
         try:
             yield
+            failed = False
         finally:
             watch.cancel()
             with suppress(asyncio.CancelledError):
@@ -159,7 +157,7 @@ class Recorder:
             self._now.committed()
             self._now.write(len(self._records), self._ledger.books, now_s)
             for sink in self._sinks:
-                sink.close()
+                sink.close(failed=failed)
             self._trace.close()
             self._plans.close()
             self._view.close()

@@ -33,6 +33,7 @@ from orchestrator.run_directory import RunDirectory
 from orchestrator.settings import job_models, recipe_options, train_settings
 from orchestrator.specs import check_room, function_limits, function_specs
 from orchestrator.store import Store
+from orchestrator.telemetry.open_sinks import check_sinks
 from orchestrator.telemetry.otlp import check_exporter, open_tracing
 from orchestrator.telemetry.tracing import Tracing
 from orchestrator.versions import check_models, export
@@ -57,6 +58,7 @@ def prepare(job: JobConfig) -> Prepared:
     models = job_models(recipe, settings)
     check_models(job, models)
     check_exporter(job)
+    check_sinks(job)
     specs = function_specs(job, models)
     job_planner(job, specs)
     source = PromptSource.load(job)

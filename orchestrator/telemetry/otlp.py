@@ -8,18 +8,18 @@ the job's end waits END_S at most, and the job's events say it once.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from orchestrator.config import JobConfig
 from orchestrator.errors import ConfigError
+from orchestrator.telemetry.once import Once
 from orchestrator.telemetry.tracing import ReplicaSpan, Tracing
 
 if TYPE_CHECKING:
@@ -77,9 +77,7 @@ class _Exporter:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it repeats itself; the job's events say it once
-        self._endpoint, self._job, self._note = endpoint, job, note
-        self._loop = asyncio.get_running_loop()
-        self._told, self._failed = False, ""
+        self._endpoint, self._job, self._once = endpoint, job, Once(note)
         self._ended = self._exported = 0
         self._resources: dict[tuple[str, str], Resource] = {}
         inner = OTLPSpanExporter(endpoint)
@@ -93,7 +91,7 @@ class _Exporter:
                 if result is SpanExportResult.SUCCESS:
                     outer._exported += len(spans)
                 else:
-                    outer._failure("it does not answer, or refuses them")
+                    outer._failed("it does not answer, or refuses them")
                 return result
 
             def shutdown(self) -> None:
@@ -133,26 +131,17 @@ class _Exporter:
             )
         )
 
-    def _failure(self, reason: str) -> None:
-        """In the exporter's thread."""
-        if not self._failed:
-            self._failed = reason
-            with suppress(RuntimeError):  # the loop is over: `close` tells it
-                self._loop.call_soon_threadsafe(self._tell)
-
-    def _tell(self) -> None:
-        if self._failed and not self._told:
-            self._told = True
-            self._note(f"traces are not exported to {self._endpoint}: {self._failed}; the job goes on without")
+    def _failed(self, reason: str) -> None:
+        self._once.tell(f"traces are not exported to {self._endpoint}: {reason}; the job goes on without")
 
     def close(self) -> None:
         """Exports what is left, for END_S at most."""
         ending = threading.Thread(target=self._processor.shutdown, daemon=True, name="end of traces")
         ending.start()
         ending.join(END_S)
-        if ending.is_alive() and not self._failed:
-            self._failed = f"{self._ended - self._exported} of {self._ended} spans were not taken in time"
-        self._tell()
+        if ending.is_alive():
+            self._failed(f"{self._ended - self._exported} of {self._ended} spans were not taken in time")
+        self._once.settle()
 
 
 def _installed() -> bool:

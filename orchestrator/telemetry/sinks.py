@@ -1,4 +1,4 @@
-"""Where metrics go, one line or one set of scalars a step.
+"""Where metrics go, one line or one set of scalars a step: files of the run directory, and what others run.
 
 The journal is the truth: a sink is opened with all committed steps and brings its files in line with them, so that a
 job that was killed at any moment and resumed leaves the same lines as one that was not.
@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from functions.wire import Json
+from orchestrator.config import JobConfig
 from orchestrator.errors import RunError
 from orchestrator.run_directory import write_atomically
 
 Metrics = Mapping[str, float]
 Committed = Sequence[tuple[int, Metrics]]
 """(step, metrics) of all committed steps, in order."""
+TOLD = ("name", "recipe", "steps", "seed", "deterministic", "model", "data", "rollout", "validation", "algorithm",
+        "recipe_options", "train", "critic", "planner")  # fmt: skip
+"""Sections of a job that are hyperparameters."""
 
 
 class Sink(Protocol):
@@ -25,7 +31,9 @@ class Sink(Protocol):
         """One step's metrics; on disk when it returns. Raises RunError where they cannot be written."""
         ...
 
-    def close(self) -> None: ...
+    def close(self, *, failed: bool) -> None:
+        """`failed`: the job has ended before its last step."""
+        ...
 
 
 class JsonLines:
@@ -48,8 +56,21 @@ class JsonLines:
         if written < len(line):
             raise RunError(f"{self._path}: cannot be written: the disk is full")
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         os.close(self._file)
+
+
+def run_id(directory: Path) -> str:
+    """What a run is called where runs of everybody meet: random, and the run directory's own from then on."""
+    path = directory / "run-id"
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(8).encode())
+    return path.read_text().strip()
+
+
+def hyperparameters(job: JobConfig) -> Json:
+    """What of a job is told to others: nothing that may hold a URL with credentials, or says where things run."""
+    return job.model_dump(mode="json", include=set(TOLD), exclude_none=True)
 
 
 def _line(step: int, metrics: Metrics) -> bytes:

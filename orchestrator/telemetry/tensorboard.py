@@ -57,7 +57,7 @@ class TensorBoard:
         if written is not None and written < len(record):
             raise RunError(f"{self._path}: cannot be written: the disk is full")
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         self._file.close()
 
 

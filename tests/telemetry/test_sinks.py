@@ -32,7 +32,7 @@ def test_one_line_a_step(tmp_path: Path) -> None:
     for step, metrics in STEPS:
         sink.write(step, metrics)
         assert lines(path)[-1] == {"step": step, **metrics}
-    sink.close()
+    sink.close(failed=False)
     assert path.read_text().splitlines()[0] == '{"step": 0, "actor/lr": 0.001, "reward": 0.0}'
 
 
@@ -40,12 +40,12 @@ def test_one_line_a_step(tmp_path: Path) -> None:
 def test_opened_again_it_is_what_the_journal_says(tmp_path: Path, left: str) -> None:
     """Whatever a killed execution left: lines missing, half a line, lines of steps that were never committed."""
     whole, path = tmp_path / "whole.jsonl", tmp_path / "metrics.jsonl"
-    JsonLines(whole, STEPS).close()
+    JsonLines(whole, STEPS).close(failed=False)
     path.write_text(left)
     sink = JsonLines(path, STEPS[:2])
     for step, metrics in STEPS[2:]:
         sink.write(step, metrics)
-    sink.close()
+    sink.close(failed=False)
     assert path.read_bytes() == whole.read_bytes()
 
 
@@ -53,7 +53,7 @@ def test_a_number_without_json_form_is_refused(tmp_path: Path) -> None:
     sink = JsonLines(tmp_path / "metrics.jsonl", [])
     with pytest.raises(ValueError, match="not JSON compliant"):
         sink.write(0, {"reward": float("nan")})
-    sink.close()
+    sink.close(failed=False)
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
 
 
@@ -65,7 +65,7 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
     os.dup2(full, sink._file)
     with pytest.raises(RunError, match=r"metrics.jsonl: cannot be written: No space left on device"):
         sink.write(0, {})
-    sink.close()
+    sink.close(failed=False)
     os.close(full)
 
 
@@ -97,11 +97,11 @@ def test_tensorboard_after_a_resume_has_every_step_once(tmp_path: Path) -> None:
     first = TensorBoard(tmp_path, [])
     for step, metrics in STEPS[:2]:
         first.write(step, metrics)
-    first.close()
+    first.close(failed=False)
     # the execution before was killed after it had committed step 2, before it wrote it down
     second = TensorBoard(tmp_path, STEPS[:3])
     second.write(*STEPS[3])
-    second.close()
+    second.close(failed=False)
     found = scalars(tmp_path)
     assert {step: [round(v, 6) for v in values] for step, values in found["reward"].items()} == {
         0: [0.0], 1: [0.1], 2: [0.2], 3: [0.3],

@@ -56,7 +56,7 @@ def test_status_from_start_to_end(run: RunDirectory) -> None:
     assert "12,346" in text
     for step in (2, 3):
         sink.write(step, {"critic/score/mean": 0.75, VAL: 0.875})
-    sink.close()
+    sink.close(failed=False)
     text = status(run)
     assert "finished" in text
     assert "0.250 -> 0.875  ▁██" in text
