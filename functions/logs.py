@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 LEVELS = ("debug", "info", "warning", "error")
+QUIET = ("httpx", "uvicorn")
+"""Libraries that tell of every request, or of their own start and end."""
 _LONGEST = 1 << 16
 """Of a printed line without its end."""
 
@@ -63,11 +65,10 @@ def to_json(record: logging.LogRecord, about: About) -> str:
 
 
 def to_text(record: logging.LogRecord, about: About) -> str:
-    words = [_time(record.created)[11:19], _level(record.levelno)]
     more = {**about.call, **getattr(record, "about", {})}
-    words += [f"{name} {more[name]}" for name in ("step", "call") if name in more]
-    error = f"\n{logging.Formatter().formatException(record.exc_info)}" if record.exc_info else ""
-    return f"{'  '.join(words)}  {record.getMessage()}{error}"
+    error = logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
+    step, call = more.get("step"), str(more.get("call", ""))
+    return str(LogLine(record.getMessage(), _level(record.levelno), _time(record.created), step, call, error))
 
 
 class Printed(io.TextIOBase):
@@ -118,6 +119,8 @@ def log_lines(about: About, *, stream: TextIO | None = None, as_json: bool | Non
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(logging.INFO)
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
     return handler
 
 
@@ -150,13 +153,20 @@ class LogLine:
     def parse(cls, line: str) -> LogLine:
         try:
             value = json.loads(line)
-            step = value.get("step")
+            step, level = value.get("step"), str(value["level"])
             return cls(
-                str(value["message"]), str(value["level"]), str(value["time"]),
+                str(value["message"]), level if level in LEVELS else "info", str(value["time"]),
                 None if step is None else int(step), str(value.get("call", "")), str(value.get("exception", "")),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError):
             return cls(line)
+
+    def __str__(self) -> str:
+        """For people: `14:02:11  warning  step 7  call s000007...  the message`, and the traceback below it."""
+        words = [self.time[11:19], self.level] if self.time else []
+        words += [f"step {self.step}"] if self.step is not None else []
+        words += [f"call {self.call}"] if self.call else []
+        return "  ".join([*words, self.message]) + (f"\n{self.exception}" if self.exception else "")
 
 
 def _level(number: int) -> str:

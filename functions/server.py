@@ -266,7 +266,6 @@ def serve(settings: Settings, listener: socket.socket) -> None:
     """Runs a replica on `listener` (bound and listening) until it has drained. Main thread only."""
     about = About({"job": settings.job, "function": settings.function or settings.kind, "replica": settings.name})
     log_lines(about)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # a replica's start and end are told by whoever asks for it
     catch_printed()
     attempts: queue.SimpleQueue[Open | None] = queue.SimpleQueue()
     server = Server(settings, attempts.put)

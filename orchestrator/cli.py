@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -12,13 +13,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from functions.logs import LEVELS, About, log_lines
 from orchestrator import doctor, tables
 from orchestrator.api.commands import report_parser, serve_parser, submit_parser, top_parser
 from orchestrator.config import KnativeConfig, load_job
 from orchestrator.errors import OrchestratorError, RunError
 from orchestrator.events import failure_told
 from orchestrator.live import open_view
-from orchestrator.logs import read_logs
+from orchestrator.logs import Wanted, read_logs
 from orchestrator.plan_command import plan_parser
 from orchestrator.recipes import RECIPES
 from orchestrator.run_directory import RunDirectory
@@ -80,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     logs = commands.add_parser("logs", help="what the replicas of a run have printed")
     logs.add_argument("run", type=Path, help="run directory")
     logs.add_argument("--function", help="only of this function (generate, reward, train, ..., orchestrator)")
+    logs.add_argument("--step", type=int, help="only of calls of this step")
+    logs.add_argument("--call", default="", help="only of calls whose id begins so")
+    logs.add_argument("--level", choices=LEVELS, default="debug", help="only of this level or above")
     logs.add_argument("--follow", action="store_true", help="go on while the run is worked on")
     logs.set_defaults(command=_logs)
 
@@ -106,7 +111,12 @@ def _resume(given: argparse.Namespace) -> int:
 
 
 def _train(run: Run) -> int:
-    model = train(run, open_view(Console()))
+    console = Console()
+    if console.is_terminal:
+        logging.getLogger().addHandler(logging.NullHandler())  # the view has the screen
+    else:
+        log_lines(About({"job": run.job.name, "function": "orchestrator"}), stream=sys.stdout)
+    model = train(run, open_view(console))
     print(f"model: {model}")
     return 0
 
@@ -136,8 +146,10 @@ def _cancel(given: argparse.Namespace) -> int:
 
 
 def _logs(given: argparse.Namespace) -> int:
-    for replica, line in read_logs(RunDirectory.open(given.run), given.function, follow=given.follow):
-        print(f"{replica} | {line}", flush=given.follow)
+    wanted = Wanted(given.function, given.step, given.call, given.level)
+    for replica, line in read_logs(RunDirectory.open(given.run), wanted, follow=given.follow):
+        for row in str(line).splitlines():
+            print(f"{replica} | {row}", flush=given.follow)
     return 0
 
 

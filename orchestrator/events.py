@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ from orchestrator.errors import OrchestratorError, RunError
 from orchestrator.run_directory import RunDirectory
 
 FILE = "events.jsonl"
+log = logging.getLogger(__name__)
 EventType = Literal[
     "started", "stage", "step", "validation", "sample_failures", "note", "finished", "failed", "cancelled"
 ]
@@ -104,7 +106,7 @@ class EventLog:
             raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
 
     def append(self, kind: EventType, data: Json) -> Event:
-        """Writes one event. Raises RunError where it cannot be written."""
+        """Writes one event, and logs it. Raises RunError where it cannot be written."""
         event = Event(self._next, time.time(), kind, data)
         line = event.encode()
         try:
@@ -114,6 +116,7 @@ class EventLog:
         if written < len(line):
             raise RunError(f"{self._path}: cannot be written: the disk is full")
         self._next += 1
+        log.log(_LEVELS.get(kind, logging.INFO), "%s", _said(kind, data), extra={"about": {"event": kind, **data}})
         return event
 
     def tell(self, kind: EventType, step: int, data: Json) -> None:
@@ -124,6 +127,23 @@ class EventLog:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+_LEVELS = {"stage": logging.DEBUG, "note": logging.WARNING, "sample_failures": logging.WARNING, "failed": logging.ERROR}
+
+
+def _said(kind: EventType, data: Json) -> str:
+    """An event as a line of the log."""
+    if kind == "started":
+        last = data.get("step", -1)
+        return f"execution {data['execution']} {'begins' if last < 0 else f'goes on from step {last}'}"
+    if kind in ("step", "validation"):
+        numbers = [f"{name} {value:.4g}" for name, value in data.get("metrics", {}).items()]
+        cost = [f"${data['cost_usd']:.4f}"] if "cost_usd" in data else []
+        return "  ".join([f"{kind} {data['step']}", *numbers, *cost])
+    if kind == "sample_failures":
+        return f"{data['count']} samples of step {data['step']} have no score: {data['first'][0]['message']}"
+    return str(data.get("message", kind))
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""What a person sees while a job runs: on a terminal a view that stays in place, elsewhere one quiet line per step.
+"""What a person sees while a job runs: on a terminal a view that stays in place, on a dumb one a line per step.
+
+Elsewhere the log (functions/logs.py) has a line of JSON for each of the job's events.
 
     arithmetic  grpo   step 17/60   ━━━━━━━━╺━━━━━━━━━━━━━━━   0:41 gone, 1:44 left
     now        generate ▸ reward
@@ -72,8 +74,10 @@ class View(Protocol):
 
 
 def open_view(console: Console) -> View:
-    """The view in place on a terminal, lines elsewhere."""
-    return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else LineView(console)
+    """The view in place on a terminal, lines on a dumb one, and nothing beside the log elsewhere."""
+    if not console.is_terminal:
+        return NoView()
+    return LineView(console) if console.is_dumb_terminal else LiveView(console)
 
 
 class LiveView:
@@ -107,8 +111,21 @@ def later(snapshot: Snapshot, seconds: float) -> Snapshot:
     return replace(snapshot, elapsed_s=snapshot.elapsed_s + seconds, left_s=left_s)
 
 
+class NoView:
+    """Nobody watches."""
+
+    def changed(self, snapshot: Snapshot) -> None:
+        pass
+
+    def committed(self, snapshot: Snapshot) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class LineView:
-    """One line per committed step, for logs."""
+    """One line per committed step."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

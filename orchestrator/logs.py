@@ -1,29 +1,50 @@
-"""What the replicas of a run have printed: `rlhf-orchestrate logs RUN [--function NAME] [--follow]`.
+"""What the processes of a run have logged: `rlhf-orchestrate logs RUN [--function NAME] [--step N] [--follow] ...`.
 
 On this machine a replica writes `logs/<function>-<n>.log` in the run directory; the job API's orchestrator writes
-`orchestrator.log` beside it. On a cluster the logs are the cluster's.
+`orchestrator.log` beside it. Lines are JSON (functions/logs.py), or what code below Python has printed. On a cluster
+the logs are the cluster's.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from functions.logs import LEVELS, LogLine
 from orchestrator.errors import RunError
 from orchestrator.run_directory import RunDirectory
 
 LOOK_EVERY_S = 0.2
 
 
-def read_logs(directory: RunDirectory, function: str | None, *, follow: bool) -> Iterator[tuple[str, str]]:
-    """(replica, line), oldest file first; `follow` goes on while an orchestrator works on the run.
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines; what is not set is not asked for."""
 
-    Raises RunError for a function that has printed nowhere (naming those that have), and for a run on a cluster.
+    function: str | None = None
+    step: int | None = None
+    call: str = ""
+    """What the call's id begins with."""
+    level: str = "debug"
+    """This one or a graver one."""
+
+    def takes(self, line: LogLine) -> bool:
+        """A line that is not JSON belongs to no call, and is of level info."""
+        if self.step is not None and line.step != self.step:
+            return False
+        return line.call.startswith(self.call) and LEVELS.index(line.level) >= LEVELS.index(self.level)
+
+
+def read_logs(directory: RunDirectory, wanted: Wanted, *, follow: bool) -> Iterator[tuple[str, LogLine]]:
+    """(replica, line) in the order of their times; `follow` goes on while an orchestrator works on the run.
+
+    Raises RunError for a function that has logged nowhere (naming those that have), and for a run on a cluster.
     """
     job = directory.job
     if job.platform.kind == "knative":
-        only = f",rlhf-orchestrate/function={function}" if function else ""
+        only = f",rlhf-orchestrate/function={wanted.function}" if wanted.function else ""
         raise RunError(
             f"{directory.path}: its functions run on a cluster; "
             f"`kubectl logs -l rlhf-orchestrate/job={job.name}{only} -c function --prefix --follow`"
@@ -31,13 +52,20 @@ def read_logs(directory: RunDirectory, function: str | None, *, follow: bool) ->
     read: dict[Path, int] = {}
     while True:
         working = directory.holder() is not None
-        for path in _files(directory.path, function):
+        found: list[tuple[str, str, LogLine]] = []
+        for path in _files(directory.path, wanted.function):
             lines, read[path] = _new_lines(path, read.get(path, 0), whole=not (follow and working))
-            for line in lines:
-                yield path.stem, line
-        if function is not None and not read and not (follow and working):
+            at = ""
+            for line in map(LogLine.parse, lines):
+                at = line.time or at  # what has no time of its own belongs to the line before it
+                if wanted.takes(line):
+                    found.append((at, path.stem, line))
+        for _, replica, line in sorted(found, key=lambda entry: entry[0]):
+            yield replica, line
+        if wanted.function is not None and not read and not (follow and working):
             known = sorted({_function(path) for path in _files(directory.path, None)})
-            raise RunError(f"{directory.path}: no logs of {function!r} (there are {', '.join(known) or 'none at all'})")
+            listed = ", ".join(known) or "none at all"
+            raise RunError(f"{directory.path}: no logs of {wanted.function!r} (there are {listed})")
         if not follow or not working:
             return
         time.sleep(LOOK_EVERY_S)
@@ -62,4 +90,4 @@ def _new_lines(path: Path, start: int, *, whole: bool) -> tuple[list[str], int]:
         data = file.read()
     if not whole:
         data = data[: data.rfind(b"\n") + 1]
-    return data.decode(errors="replace").splitlines(), start + len(data)
+    return data.decode(errors="replace").removesuffix("\n").split("\n") if data else [], start + len(data)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from functions.exchange.base import ExchangeError
+from functions.logs import LogLine
 from functions.wire import Json
 from orchestrator.api.launch import OUTPUT, Launcher
 from orchestrator.api.problems import ApiError
@@ -281,4 +282,4 @@ def _last_line(path: Path) -> str:
         lines = path.read_bytes()[-4096:].decode(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return lines[-1][:300] if lines else "none"
+    return LogLine.parse(lines[-1]).message[:300] if lines else "none"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from functions.logs import LogLine
 from functions.wire import Json
 from orchestrator.api.jobs import Job
 from orchestrator.api.launch import OUTPUT
@@ -76,7 +77,7 @@ def report_data(directory: RunDirectory) -> Json:
         "samples": _samples(path / "samples"),
         "events": json.loads(redacted(json.dumps(page["events"]))),
         "checkpoints": checkpoints_of(job, path),
-        "output": {"lines": [redacted(line) for line in last_lines(path / OUTPUT, LINES)]},
+        "output": {"lines": [redacted(str(LogLine.parse(line))) for line in last_lines(path / OUTPUT, LINES)]},
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import logging
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from functions.logs import About, log_lines
 from orchestrator.api.app import create_app
 from orchestrator.api.auth import Tokens
 from orchestrator.api.jobs import Jobs
@@ -62,7 +62,7 @@ def build(options: ServeOptions) -> FastAPI:
 def serve(options: ServeOptions) -> None:
     """Until SIGINT or SIGTERM. Jobs that run go on, and the next server finds them."""
     app = build(options)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_lines(About({"function": "api"}))
     address = f"http://{options.host}:{options.port}"
     print(f"dashboard: {address}/\njob API:   {address}/docs", flush=True)
     config = uvicorn.Config(

@@ -10,6 +10,7 @@ from rich.console import Console
 from orchestrator.live import (
     LineView,
     LiveView,
+    NoView,
     Snapshot,
     dollars,
     duration,
@@ -88,7 +89,9 @@ def test_one_quiet_line_per_step() -> None:
 
 
 def test_the_view_fits_where_it_is_shown() -> None:
-    assert isinstance(open_view(Console(file=io.StringIO())), LineView)
+    assert isinstance(open_view(Console(file=io.StringIO())), NoView), "the log says it"
+    dumb = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
+    assert isinstance(open_view(dumb), LineView)
     view = open_view(terminal())
     view.close()
     assert isinstance(view, LiveView)

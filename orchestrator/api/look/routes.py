@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 
+from functions.logs import LogLine
 from functions.wire import Json
 from orchestrator.api.jobs import ID, Job, Jobs
 from orchestrator.api.launch import OUTPUT
@@ -173,7 +174,7 @@ def look_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         response_model=models.Output,
     )  # fmt: skip
     def output(id: JobId, lines: Annotated[int, Query(ge=1, le=1000)] = 50) -> dict[str, Any]:
-        return {"lines": [redacted(line) for line in last_lines(directory(id) / OUTPUT, lines)]}
+        return {"lines": [redacted(str(LogLine.parse(line))) for line in last_lines(directory(id) / OUTPUT, lines)]}
 
     return router
 
