@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from bench.jobs import ENV, ROOT  # noqa: E402
+from bench.jobs import ENV, ROOT
 
 POLICIES = ("serverful", "ours")
 WARM_UP = 5

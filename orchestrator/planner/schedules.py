@@ -6,17 +6,17 @@ schedule is, for each node, the order of its (model, forward | backward, micro-b
 
     start = max(end of the same micro-batch's previous stage, end of the node's previous task);  backward = 2 x forward
 
-Search: greedy list scheduling by priorities, then simulated annealing over the priorities. Every order that comes out
-of list scheduling can be executed, so no deadlocked schedule is ever looked at.
+Here: the problem, list scheduling by priorities (`greedy`: a few rules), and an independent evaluation (`simulate`).
+schedule_search.py looks for better ones. Every order that comes out of list scheduling can be executed, so no
+deadlocked schedule is ever looked at.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -77,94 +77,124 @@ class FusedSchedule:
     """By node, in the order of execution."""
 
 
-class _Problem:
+Starts = list[int]
+"""When each task starts."""
+
+
+@dataclass(frozen=True)
+class Problem:
     """Tasks as integers: along the chain of a micro-batch there are 2 pp tasks, forwards then backwards."""
 
-    def __init__(self, p: Pipelines) -> None:
-        self.p = p
-        self.tasks: list[Task] = []
-        self.node: list[int] = []
-        self.length: list[int] = []
-        self.next: list[int] = []
-        self.heads: list[int] = []
-        self.mem: list[float] = []
+    p: Pipelines
+    tasks: Sequence[Task]
+    node: Sequence[int]
+    length: Sequence[int]
+    next: Sequence[int]
+    """Of the same micro-batch; -1: none."""
+    before: Sequence[int]
+    mem: Sequence[float]
+    """What a node holds more when the task starts (a forward); less (a backward)."""
+
+    @classmethod
+    def of(cls, p: Pipelines) -> Problem:
+        tasks: list[Task] = []
+        node, length, after, before = list[int](), list[int](), list[int](), list[int]()
+        mem: list[float] = []
         for chain in range(1 + p.pp0 // p.pp1):
-            pp, m, f, mem = (p.pp0, p.m0, p.f0, p.mem0) if chain == 0 else (p.pp1, p.m1, p.f1, p.mem1)
+            pp, m, f, held = (p.pp0, p.m0, p.f0, p.mem0) if chain == 0 else (p.pp1, p.m1, p.f1, p.mem1)
             for micro_batch in range(m):
-                self.heads.append(len(self.tasks))
                 for position in range(2 * pp):
                     backward = position >= pp
                     stage = 2 * pp - 1 - position if backward else position
-                    node = stage if chain == 0 else chain * p.pp1 - 1 - stage
-                    self.tasks.append(Task(chain, micro_batch, stage, backward))
-                    self.node.append(node)
-                    self.length.append(2 * f if backward else f)
-                    self.mem.append(-mem if backward else mem)
-                    self.next.append(len(self.tasks) if position < 2 * pp - 1 else -1)
+                    before.append(len(tasks) - 1 if position else -1)
+                    after.append(len(tasks) + 1 if position < 2 * pp - 1 else -1)
+                    tasks.append(Task(chain, micro_batch, stage, backward))
+                    node.append(stage if chain == 0 else chain * p.pp1 - 1 - stage)
+                    length.append(2 * f if backward else f)
+                    mem.append(-held if backward else held)
+        return cls(p, tasks, node, length, after, before, mem)
 
-    def simulate(self, priority: Sequence[float], patient: bool) -> tuple[int, list[list[int]]]:
-        """List scheduling: an idle node takes the ready task of highest priority (smallest number) at once.
+    def reversed(self) -> Problem:
+        """The same with time running backwards: a backward takes up what its forward then lets go."""
+        return replace(self, next=self.before, before=self.next, mem=[-m for m in self.mem])
+
+    def list_schedule(
+        self, priority: Sequence[float], *, patient: bool = False, memory: float = math.inf,
+        in_flight: tuple[Sequence[int], Sequence[int]] | None = None,
+    ) -> tuple[int, Starts] | None:  # fmt: skip
+        """Makespan and starts: an idle node takes the ready task of highest priority (smallest number) at once.
 
         A `patient` one waits instead when a task of higher priority is known to arrive (its previous stage runs
-        already) before that one would end: the pipeline with priority is not held up by what fills its bubbles.
+        already) before that one would end: the pipeline with priority is not held up by what fills its bubbles. A
+        forward waits while the node would hold more than `memory`, or at its stage more micro-batches than `in_flight`
+        (of the large model, of the small) allows. None: they wait for each other forever.
         """
-        nodes = self.p.pp0
+        nodes, node, length, after, mem = self.p.pp0, self.node, self.length, self.next, self.mem
+        small = [task.chain > 0 for task in self.tasks]
         ready: list[list[tuple[float, int]]] = [[] for _ in range(nodes)]
-        for head in self.heads:
-            heapq.heappush(ready[self.node[head]], (priority[head], head))
-        orders: list[list[int]] = [[] for _ in range(nodes)]
-        idle = [True] * nodes
-        ends: list[tuple[int, int]] = []
+        for task, first in enumerate(self.before):
+            if first < 0:
+                heapq.heappush(ready[node[task]], (priority[task], task))
+        starts = [0] * len(self.tasks)
+        held, flying = [0.0] * nodes, ([0] * nodes, [0] * nodes)
+        idle, ends, done, now = [True] * nodes, list[tuple[int, int]](), 0, 0
         coming: list[list[tuple[int, int]]] = [[] for _ in range(nodes)]
-        node_of, length, follow = self.node, self.length, self.next
-        now = 0
         look = set(range(nodes))
         while True:
             for n in look:
                 if not (idle[n] and ready[n]):
                     continue
-                rank, task = ready[n][0]
-                end = now + length[task]
-                if patient and any(arrival < end and priority[other] < rank for arrival, other in coming[n]):
+                waits: list[tuple[float, int]] = []
+                chosen = -1
+                while ready[n] and chosen < 0:
+                    rank, task = heapq.heappop(ready[n])
+                    full = mem[task] > 0 and (
+                        held[n] + mem[task] > memory + 1e-9
+                        or (
+                            in_flight is not None
+                            and flying[small[task]][n] >= in_flight[small[task]][self.tasks[task].stage]
+                        )
+                    )
+                    if full:
+                        waits.append((rank, task))
+                    elif patient and any(at < now + length[task] and priority[other] < rank for at, other in coming[n]):
+                        waits.append((rank, task))
+                        break
+                    else:
+                        chosen = task
+                for item in waits:
+                    heapq.heappush(ready[n], item)
+                if chosen < 0:
                     continue
-                heapq.heappop(ready[n])
-                orders[n].append(task)
-                idle[n] = False
-                heapq.heappush(ends, (end, task))
-                after = follow[task]
-                if after >= 0:
-                    coming[node_of[after]].append((end, after))
+                held[n] += mem[chosen]
+                flying[small[chosen]][n] += 1 if mem[chosen] > 0 else -1
+                starts[chosen], idle[n], done = now, False, done + 1
+                heapq.heappush(ends, (now + length[chosen], chosen))
+                if after[chosen] >= 0:
+                    coming[node[after[chosen]]].append((now + length[chosen], after[chosen]))
             if not ends:
-                return now, orders
-            look = set()
-            now = ends[0][0]
+                return (now, starts) if done == len(self.tasks) else None
+            look, now = set(), ends[0][0]
             while ends and ends[0][0] == now:
                 task = heapq.heappop(ends)[1]
-                n = node_of[task]
-                idle[n] = True
-                look.add(n)
-                after = follow[task]
-                if after >= 0:
-                    coming[node_of[after]].remove((now, after))
-                    heapq.heappush(ready[node_of[after]], (priority[after], after))
-                    look.add(node_of[after])
+                idle[node[task]] = True
+                look.add(node[task])
+                if (follower := after[task]) >= 0:
+                    coming[node[follower]].remove((now, follower))
+                    heapq.heappush(ready[node[follower]], (priority[follower], follower))
+                    look.add(node[follower])
 
-    def peak_memory(self, orders: Sequence[Sequence[int]]) -> float:
-        peak = 0.0
-        for order in orders:
-            held = 0.0
-            for task in order:
-                if self.mem[task] > 0:
-                    held += self.mem[task]
-                    peak = max(peak, held)
-                else:
-                    held += self.mem[task]
-        return peak
+    def orders(self, starts: Starts) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in range(self.p.pp0)]
+        for task in sorted(range(len(starts)), key=starts.__getitem__):
+            found[self.node[task]].append(task)
+        return found
 
-    def schedule(self, priority: Sequence[float], patient: bool) -> FusedSchedule:
-        makespan, orders = self.simulate(priority, patient)
+    def schedule(self, starts: Starts) -> FusedSchedule:
+        orders = self.orders(starts)
+        makespan = max(start + length for start, length in zip(starts, self.length, strict=True))
         named = [[self.tasks[t] for t in order] for order in orders]
-        return FusedSchedule(makespan, self.peak_memory(orders), named)
+        return FusedSchedule(makespan, max(peak(order, self.mem) for order in orders), named)
 
     def rule(self, large_first: float, depth: float, backward: float, spread: float) -> list[float]:
         """Priorities: earlier micro-batches first; `large_first` shifts the small model's, `backward` favours draining
@@ -179,17 +209,26 @@ class _Problem:
         return values
 
 
+def peak(order: Sequence[int], mem: Sequence[float]) -> float:
+    """The most that a node holds over its order."""
+    most = held = 0.0
+    for task in order:
+        held += mem[task]
+        most = max(most, held)
+    return most
+
+
 def simulate(p: Pipelines, orders: Sequence[Sequence[Task]]) -> int:
     """The makespan of given orders, whoever made them. Raises ValueError for one that deadlocks or lacks a task.
 
-    An independent evaluation, in fixed orders; `_Problem.simulate` makes orders.
+    An independent evaluation, in fixed orders; `Problem.list_schedule` makes orders.
     """
-    problem = _Problem(p)
+    problem = Problem.of(p)
     number = {(t, problem.node[i]): i for i, t in enumerate(problem.tasks)}
     queues = [[number[task, node] for task in order] for node, order in enumerate(orders)]
     if sorted(t for q in queues for t in q) != list(range(len(problem.tasks))):
         raise ValueError("a schedule has every stage of every micro-batch exactly once")
-    before = {after: i for i, after in enumerate(problem.next) if after >= 0}
+    before = problem.before
     end: dict[int, int] = {}
     at, idle = [0] * p.pp0, [0] * p.pp0
     moved = True
@@ -198,9 +237,9 @@ def simulate(p: Pipelines, orders: Sequence[Sequence[Task]]) -> int:
         for node, queue in enumerate(queues):
             while at[node] < len(queue):
                 task = queue[at[node]]
-                if task in before and before[task] not in end:
+                if before[task] >= 0 and before[task] not in end:
                     break
-                start = max(idle[node], end[before[task]] if task in before else 0)
+                start = max(idle[node], end[before[task]] if before[task] >= 0 else 0)
                 idle[node] = end[task] = start + problem.length[task]
                 at[node] += 1
                 moved = True
@@ -209,14 +248,21 @@ def simulate(p: Pipelines, orders: Sequence[Sequence[Task]]) -> int:
     return max(idle)
 
 
-def greedy(p: Pipelines) -> FusedSchedule:
-    """The best of a few priority rules. Ties go to less memory."""
-    problem = _Problem(p)
-    found = [problem.schedule(problem.rule(*rule), patient) for rule in _rules(p) for patient in (False, True)]
+def greedy(p: Pipelines, *, memory: float = math.inf) -> FusedSchedule:
+    """The best of a few priority rules. Ties go to less memory. Raises ValueError where none gets by with `memory`."""
+    problem = Problem.of(p)
+    tried = [
+        problem.list_schedule(problem.rule(*rule), patient=patient, memory=memory)
+        for rule in rules(p)
+        for patient in (False, True)
+    ]
+    found = [problem.schedule(starts) for _, starts in filter(None, tried)]
+    if not found:
+        raise ValueError(f"no rule gets by with a memory of {memory:g} (1F1B of the large model: {p.pp0 * p.mem0:g})")
     return min(found, key=lambda s: (s.makespan, s.peak_memory))
 
 
-def _rules(p: Pipelines) -> list[tuple[float, float, float, float]]:
+def rules(p: Pipelines) -> list[tuple[float, float, float, float]]:
     total0, total1 = 3 * p.m0 * p.f0, 3 * p.m1 * p.f1
     return [
         (shift, depth, backward, spread)
@@ -225,78 +271,3 @@ def _rules(p: Pipelines) -> list[tuple[float, float, float, float]]:
         for backward in (0.0, 3.0 * p.f0, 3.0 * p.pp0 * p.f0, float(10 * total0))
         for spread in (1.0, total0 / total1)
     ]
-
-
-def anneal(p: Pipelines, *, evaluations: int = 6000, starts: int = 3, seed: int = 0) -> FusedSchedule:
-    """Simulated annealing over the priorities from the best rules; stops at the lower bound.
-
-    A move exchanges two tasks that follow each other on a node, or shifts one task, or a micro-batch on all nodes.
-    The temperature falls geometrically from a hundredth of the makespan to a fifth of a time unit.
-    """
-    problem, dice, bound = _Problem(p), random.Random(seed), p.lower_bound
-    first = [(problem.simulate(problem.rule(*rule), patient)[0], k, patient)
-             for k, rule in enumerate(_rules(p)) for patient in (False, True)]  # fmt: skip
-    best: tuple[int, list[float], bool] | None = None
-    for cost, k, patient in sorted(first)[:starts]:
-        walk = _Walk(problem, problem.rule(*_rules(p)[k]), patient, cost, dice)
-        found = walk.run(evaluations // starts, bound)
-        if best is None or found[0] < best[0]:
-            best = (*found, patient)
-        if best[0] <= bound:
-            break
-    assert best is not None, "there is at least one start"
-    return problem.schedule(best[1], best[2])
-
-
-class _Walk:
-    """One annealing."""
-
-    def __init__(self, problem: _Problem, priority: list[float], patient: bool, cost: int, dice: random.Random) -> None:
-        self.problem, self.priority, self.patient, self.cost, self.dice = problem, priority, patient, cost, dice
-        self.groups = _groups(problem)
-        self.orders = problem.simulate(priority, patient)[1]
-
-    def run(self, evaluations: int, bound: int) -> tuple[int, list[float]]:
-        best = self.cost, list(self.priority)
-        hot, cold = max(1.0, 0.01 * self.cost), 0.2
-        for k in range(evaluations):
-            if best[0] <= bound:
-                break
-            temperature = hot * (cold / hot) ** (k / evaluations)
-            before = self._move()
-            found, orders = self.problem.simulate(self.priority, self.patient)
-            if found <= self.cost or self.dice.random() < math.exp((self.cost - found) / temperature):
-                self.cost, self.orders = found, orders
-                if found < best[0]:
-                    best = found, list(self.priority)
-            else:
-                for task, value in before:
-                    self.priority[task] = value
-        return best
-
-    def _move(self) -> list[tuple[int, float]]:
-        """Changes the priorities; returns what they were."""
-        dice, priority = self.dice, self.priority
-        kind = dice.random()
-        if kind < 0.4:
-            order = self.orders[dice.randrange(len(self.orders))]
-            at = dice.randrange(len(order) - 1)
-            a, b = order[at], order[at + 1]
-            before = [(a, priority[a]), (b, priority[b])]
-            priority[a], priority[b] = max(priority[a], priority[b]) + 1e-3, min(priority[a], priority[b]) - 1e-3
-            return before
-        group = self.groups[dice.randrange(len(self.groups))] if kind < 0.7 else [dice.randrange(len(priority))]
-        before = [(t, priority[t]) for t in group]
-        shift = dice.gauss(0.0, 6.0 * max(self.problem.p.f0, self.problem.p.f1))
-        for t in group:
-            priority[t] += shift
-        return before
-
-
-def _groups(problem: _Problem) -> list[list[int]]:
-    """Tasks that are shifted together: a micro-batch's forwards, its backwards, or both."""
-    found: dict[tuple[int, int, bool], list[int]] = {}
-    for i, task in enumerate(problem.tasks):
-        found.setdefault((task.chain, task.micro_batch, task.backward), []).append(i)
-    wholes = [found[c, m, False] + found[c, m, True] for c, m, backward in found if not backward]
-    return [*found.values(), *wholes]

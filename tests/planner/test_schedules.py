@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.planner.schedules import Pipelines, Task, anneal, greedy, simulate
+from orchestrator.planner.schedule_search import search
+from orchestrator.planner.schedules import FusedSchedule, Pipelines, Problem, Task, greedy, simulate
 
 # Published by RLHFuse's authors: (pipelines, serial, greedy, annealed, lower bound).
 CASES = {
@@ -33,11 +34,51 @@ def test_greedy_is_executable_and_at_least_as_short_as_the_authors(case: int) ->
     assert bound <= found.makespan <= published
 
 
-@pytest.mark.parametrize("case", [0, 2, 5])
-def test_annealing_reaches_the_authors_annealed_makespan(case: int) -> None:
-    pipelines, _, _, published, _ = CASES[case]
-    found = anneal(pipelines)
-    assert simulate(pipelines, found.orders) == found.makespan == published
+MEMORY = {0: 19.7, 2: 15.6, 3: 20.5, 5: 15.6, 6: 39.72, 9: 38.72, 10: 32.16}
+"""The authors' best, after annealing on memory. Case 8: 26.24, with which 190 is found here (theirs: 186)."""
+
+
+def held(pipelines: Pipelines, found: FusedSchedule) -> float:
+    """The most that any node holds, counted anew."""
+    most = 0.0
+    for order in found.orders:
+        now = 0.0
+        for task in order:
+            now += (-1 if task.backward else 1) * (pipelines.mem1 if task.chain else pipelines.mem0)
+            most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize("case", [0, 2, 3, 5, 8, 10, *(pytest.param(k, marks=pytest.mark.slow) for k in (6, 9))])
+def test_the_search_reaches_the_lower_bound(case: int) -> None:
+    pipelines, _, _, published, bound = CASES[case]
+    found = search(pipelines)
+    assert simulate(pipelines, found.orders) == found.makespan == bound <= published
+    assert found.peak_memory == pytest.approx(held(pipelines, found))
+
+
+@pytest.mark.parametrize("case", [2, 5, *(pytest.param(k, marks=pytest.mark.slow) for k in (0, 3, 6, 9, 10))])
+def test_the_search_reaches_it_within_the_authors_least_memory(case: int) -> None:
+    pipelines, _, _, _, bound = CASES[case]
+    found = search(pipelines, memory=MEMORY[case])
+    assert simulate(pipelines, found.orders) == found.makespan == bound
+    assert held(pipelines, found) <= MEMORY[case] + 1e-9
+
+
+def test_less_memory_than_one_micro_batch_is_refused() -> None:
+    for find in (greedy, search):
+        with pytest.raises(ValueError, match=r"memory of 1 \(1F1B of the large model: 15.6\)"):
+            find(CASES[2][0], memory=1.0)
+
+
+def test_time_reversed_twice_is_time() -> None:
+    problem = Problem.of(Pipelines(4, 2, 6, 3, 2, 1, 1.0, 1.0))
+    assert problem.reversed().reversed() == problem
+    forward, backward = (p.list_schedule([0.0] * len(p.tasks)) for p in (problem, problem.reversed()))
+    assert forward is not None
+    assert backward is not None
+    turned = [backward[0] - start - length for start, length in zip(backward[1], problem.length, strict=True)]
+    assert simulate(problem.p, problem.schedule(turned).orders) <= backward[0]
 
 
 def test_one_pipeline_alone_is_1f1b() -> None:
