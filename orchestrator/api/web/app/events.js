@@ -1,7 +1,7 @@
 // What happened, newest first.
 import { html, useState } from "app/html.js";
 import { Panel } from "app/parts.js";
-import { explain } from "app/trouble.js";
+import { Lines } from "app/trouble.js";
 import { clock, dollars, moment, number, percent, plural } from "app/format.js";
 
 const KINDS = [["all", "All"], ["steps", "Steps"], ["trouble", "Trouble"]];
@@ -35,9 +35,9 @@ function told({ type, data }) {
       return Object.entries(m).map(([name, value]) => html`<span class="metric"><code>${name}</code> ${name.includes("/acc/") ? percent(value, 1) : number(value)}</span> `);
     case "sample_failures":
       return html`${plural(data.count, "sample was", "samples were")} dropped in step ${data.step}: the scorer failed
-        <ul class="lines">${data.first.map((f) => html`<li><code class="where">group ${f.group}, index ${f.index}</code><span>${f.message}</span></li>`)}</ul>`;
+        <ul class="lines">${data.first.map((f) => html`<li><span class="where"><code>group ${f.group}, index ${f.index}</code></span><strong>${f.message}</strong></li>`)}</ul>`;
     case "failed":
-      return html`<ul class="lines">${explain(data.message).map(({ where, what }) => html`<li>${where && html`<code class="where">${where}</code>`}<span>${what}</span></li>`)}</ul>`;
+      return html`<${Lines} message=${data.message} />`;
     case "finished":
       return "All steps are done; the model is in model/ of the run directory";
     default:

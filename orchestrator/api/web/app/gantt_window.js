@@ -17,9 +17,11 @@ export function useWindow(store, { pixels, usual }) {
   const moved = useRef(false);
   const bins = Math.max(100, Math.min(2000, Math.round((pixels * (1 + 2 * MARGIN)) / 1.5)));
 
-  const nowS = () => got.current.endS + (got.current.alive ? (performance.now() - got.current.atMs) / 1000 : 0);
+  // While nobody tells, time stands still.
+  const runs = () => got.current.alive && store.connection.peek() !== "away";
+  const nowS = () => got.current.endS + (runs() ? (performance.now() - got.current.atMs) / 1000 : 0);
   const keep = (found) => {
-    got.current = { endS: found.end_s, atMs: performance.now(), alive: found.alive && store.connection.value !== "away" };
+    got.current = { endS: found.end_s, atMs: performance.now(), alive: found.alive };
   };
 
   // The whole job, in counts: for the strip below, and to know where it ends.

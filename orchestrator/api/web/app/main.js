@@ -65,7 +65,7 @@ function App() {
   }, [id]);
   return html`
     <${Bar} onHelp=${() => setHelp(true)} />
-    ${!reachable.value && !report && html`<p class="away-bar" role="status">The server does not answer. Jobs go on without it; trying again.</p>`}
+    ${!reachable.value && !report && !id && html`<p class="away-bar" role="status">The server does not answer. Jobs go on without it; trying again.</p>`}
     <main id="main" tabindex="-1">
       ${report
         ? html`<${Job} id=${report.job.id} source=${fixedSource(report)} made=${report.made_at} />`

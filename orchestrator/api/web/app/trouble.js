@@ -19,7 +19,6 @@ export function Trouble({ store, job }) {
 function Failed({ store, job }) {
   const [output, setOutput] = useState(null);
   const [problem, setProblem] = useState(null);
-  const told = explain(job.message ?? "no reason was told");
   const next = job.step === null ? "nothing is committed yet" : `steps 0 to ${job.step} are committed and stay`;
   const look = async (event) => {
     if (!event.target.open || output) return;
@@ -31,7 +30,7 @@ function Failed({ store, job }) {
   };
   return html`<div class="trouble" role="alert">
     <h2>Failed ${job.step === null ? "before its first step" : `in step ${job.step + 1}`}</h2>
-    <ul class="lines">${told.map(({ where, what }) => html`<li>${where && html`<code class="where">${where}</code>`}<span>${what}</span></li>`)}</ul>
+    <${Lines} message=${job.message ?? "no reason was told"} />
     <p class="next">${next[0].toUpperCase() + next.slice(1)}. When the cause is mended, <b>Resume</b> goes on from there${store.source.fixed ? html`: <code>rlhf-orchestrate resume RUN</code>` : ""}.</p>
     <details onToggle=${look}><summary>The orchestrator's last lines</summary>
       ${problem && html`<${Failure} problem=${problem} />`}
@@ -40,10 +39,25 @@ function Failed({ store, job }) {
   </div>`;
 }
 
-// Lines are `where: what`, as orchestrator/errors.py wants them: a key's path, or a file and a line, before the first `: `.
+// Lines are `where: what; what would be right` (orchestrator/errors.py). A place is a key's path, a file (and line), a
+// function and its call, a step or a sample; there may be several, each inside of the one before.
+const PLACE = /^(?:step \d+[^:]*|[a-z][\w-]*, call [\w.]+|sample [^:]*|(?:group \d+[^:]*)|(?:[a-z_]\w*\.)+[\w.-]+|\.{0,2}\/[^\s:]+(?::\d+)?|[\w-]+\.(?:py|toml|jsonl?|parquet)(?::\d+)?|planner|exchange \S+): /;
+
 export function explain(message) {
   return message.split("\n").filter(Boolean).map((line) => {
-    const found = line.match(/^((?:[\w-]+\.)*[\w.-]+|(?:\/|\.{0,2}\/)?[^\s:]+(?::\d+)?|step \d+[^:]*): (.+)$/s);
-    return found ? { where: found[1], what: found[2] } : { where: "", what: line };
+    const where = [];
+    let rest = line;
+    for (let found = rest.match(PLACE); found; found = rest.match(PLACE)) {
+      where.push(found[0].slice(0, -2));
+      rest = rest.slice(found[0].length);
+    }
+    const [what, ...right] = rest.split("; ");
+    return { where, what, right: right.join("; ") };
   });
+}
+
+export function Lines({ message }) {
+  return html`<ul class="lines">${explain(message).map(({ where, what, right }) => html`<li>
+    ${where.length > 0 && html`<span class="where">${where.map((place, i) => html`${i ? " › " : ""}<code>${place}</code>`)}</span>`}
+    <strong>${what}</strong>${right && html`<span class="right">${right}</span>`}</li>`)}</ul>`;
 }
