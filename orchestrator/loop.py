@@ -30,6 +30,7 @@ from orchestrator.dataflow import PromptSet, Report, Span
 from orchestrator.errors import RunError
 from orchestrator.fleet import Fleet
 from orchestrator.journal import Journal, Record
+from orchestrator.ledger import Cost
 from orchestrator.planner.base import FunctionLimits, Planner, Prompt, StepObservation, StepPlan, StepRequest
 from orchestrator.prompts import Draw, PromptSource
 from orchestrator.recipes.base import Recipe
@@ -52,7 +53,7 @@ class StepResult:
 
 @dataclass
 class Loop:
-    """Runs a job from its last committed step to its end. `cost_usd` tells what the job has cost until now."""
+    """Runs a job from its last committed step to its end. `cost` tells what the job has cost until now."""
 
     job: JobConfig
     recipe: Recipe
@@ -65,7 +66,7 @@ class Loop:
     limits: Mapping[str, FunctionLimits]
     settings: Mapping[str, Any]
     """What every train call gets (orchestrator/settings.py)."""
-    cost_usd: Callable[[], float]
+    cost: Callable[[], Cost]
     on_plan: Callable[[int, StepPlan], None]
     """Before a step's work begins."""
     on_report: Callable[[int, Report], Awaitable[None]]
@@ -96,7 +97,7 @@ class Loop:
     async def _commit_start(self) -> None:
         """Step 0: the models that the job starts from, the first validation."""
         clock = asyncio.get_running_loop().time
-        start_s = clock()
+        start_s, before = clock(), self.cost()
         versions = await model_versions.import_models(self.store, self.job, job_models(self.recipe, self.settings))
         plan = self._plan(PromptSet([], []), 0)
         report = Report()
@@ -104,12 +105,11 @@ class Loop:
             with self.tracing.span("validate"):
                 await self._validate(0, versions, plan, report)
         with self.tracing.span("commit"):
-            await self._commit(versions, Cursor.start(self.job.seed), report, plan, start_s)
+            await self._commit(versions, Cursor.start(self.job.seed), report, plan, start_s, before)
 
     async def _step(self, number: int) -> None:
         clock = asyncio.get_running_loop().time
-        start_s = clock()
-        cost_usd = self.cost_usd()
+        start_s, before = clock(), self.cost()
         draw = Draw(self.prompts, Cursor.from_json(self.last.history["cursor"]), self.job.data.prompts_per_step)
         prompts = draw.next()
         plan = self._plan(prompts, number)
@@ -128,7 +128,7 @@ class Loop:
                 start.cancel()
         versions = versions | step.trained
         lengths = {prompts.rows[g]["prompt_id"]: n for g, n in report.lengths.items() if g < len(prompts.rows)}
-        step_cost_usd = self.cost_usd() - cost_usd
+        step_cost_usd = self.cost().usd - before.usd
         report.observed |= self.planner.observe(
             StepObservation(number, clock() - start_s, step_cost_usd, lengths, list(report.calls))
         )
@@ -136,7 +136,7 @@ class Loop:
             with self.tracing.span("validate"):
                 await self._validate(number, versions, plan, report)
         with self.tracing.span("commit"):
-            await self._commit(versions, draw.cursor, report, plan, start_s)
+            await self._commit(versions, draw.cursor, report, plan, start_s, before)
 
     def _start_ahead(self, plan: StepPlan, generated: asyncio.Event) -> Iterator[Coroutine[Any, Any, None]]:
         """Starts functions when the plan says so: for this step's use no later than generation ends, for the next's
@@ -219,10 +219,10 @@ class Loop:
         report.spans.append(Span("testing", "generate", start_s, clock()))
 
     async def _commit(
-        self, versions: dict[str, Version], cursor: Cursor, report: Report, plan: StepPlan, start_s: float
+        self, versions: dict[str, Version], cursor: Cursor, report: Report, plan: StepPlan, start_s: float, before: Cost
     ) -> None:
         number = len(self.journal.records)
-        stop_s = asyncio.get_running_loop().time()
+        stop_s, cost = asyncio.get_running_loop().time(), self.cost()
         learned = {"training/global_step": float(number), "training/epoch": float(cursor.epoch)} | report.metrics
         await self.on_report(number, report)
         record = await self.journal.commit(
@@ -233,7 +233,7 @@ class Loop:
                 "metrics": learned,
             },
             pointers={"versions": {model: version.to_json() for model, version in versions.items()}},
-            observed={"metrics": observed_metrics(report, plan, start_s, stop_s), "cost_usd": self.cost_usd()},
+            observed={"metrics": observed_metrics(report, cost - before, start_s, stop_s), "cost_usd": cost.usd},
         )
         self.on_commit(StepResult(record, report, plan, start_s, stop_s))
         await model_versions.keep(self.store, [r.versions for r in self.journal.records], self.job.checkpoints.keep)
@@ -259,8 +259,14 @@ def validation_metrics(
     return metrics
 
 
-def observed_metrics(report: Report, plan: StepPlan, start_s: float, stop_s: float) -> dict[str, float]:
-    """verl's timing_s/*, timing_per_token_ms/* and perf/* of a step."""
+def observed_metrics(report: Report, spent: Cost, start_s: float, stop_s: float) -> dict[str, float]:
+    """verl's timing_s/*, timing_per_token_ms/* and perf/* of a step.
+
+    perf/throughput is tokens a second and GPU, in verl over all GPUs that the job holds
+    (verl/trainer/ppo/metric_utils.py, compute_throughout_metrics: tokens / (time * n_gpus)). Here GPUs come and go: it
+    is tokens a GPU-second paid for in the step, which is the same where all are held. Without GPUs, a replica counts as
+    one.
+    """
     seconds: dict[str, float] = {}
     for span in report.spans:
         seconds[span.name] = seconds.get(span.name, 0.0) + span.stop_s - span.start_s
@@ -268,5 +274,6 @@ def observed_metrics(report: Report, plan: StepPlan, start_s: float, stop_s: flo
     if report.tokens:
         metrics |= {f"timing_per_token_ms/{name}": 1e3 * value / report.tokens for name, value in seconds.items()}
         metrics["perf/total_num_tokens"] = float(report.tokens)
-        metrics["perf/throughput"] = report.tokens / (stop_s - start_s) / max(1, plan.replicas["generate"])
+        if device_s := spent.gpu_s or spent.replica_s:
+            metrics["perf/throughput"] = report.tokens / device_s
     return metrics | report.observed | {"perf/time_per_step": stop_s - start_s}

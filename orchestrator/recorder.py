@@ -23,7 +23,7 @@ from orchestrator.errors import RunError
 from orchestrator.events import EventLog
 from orchestrator.fleet import Fleet
 from orchestrator.journal import Record
-from orchestrator.ledger import Books, Ledger, total
+from orchestrator.ledger import Books, Cost, Ledger, total
 from orchestrator.live import Snapshot, View, time_left_s
 from orchestrator.loop import StepResult
 from orchestrator.planner.base import CallObservation, StepPlan
@@ -80,9 +80,9 @@ class Recorder:
         self.counts.write(books)
         return books
 
-    def cost_usd(self) -> float:
+    def cost(self) -> Cost:
         """Of the job until now."""
-        return self._ledger.count(self._platform.usage(), asyncio.get_running_loop().time()).usd
+        return total(self._ledger.count(self._platform.usage(), asyncio.get_running_loop().time()).functions)
 
     async def keep_samples(self, number: int, report: Report) -> None:
         """Writes samples/NNNNNN.jsonl: the first of the step's scored samples, in the order (group, index)."""

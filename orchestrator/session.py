@@ -123,7 +123,7 @@ async def _execute(run: Run, view: View, events: EventLog, tracing: Tracing) -> 
         epoch=epoch,
         limits=function_limits(job, specs),
         settings=run.prepared.settings,
-        cost_usd=recorder.cost_usd,
+        cost=recorder.cost,
         on_plan=recorder.planned,
         on_report=recorder.keep_samples,
         on_commit=lambda result: recorder.committed(result, fleet),

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from functions.logs import LogLine
+
 Json = dict[str, Any]
 
 PULL = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
@@ -57,5 +59,5 @@ def _container(name: str, status: Json) -> Iterator[Reason]:
     elif ended.get("reason") == "OOMKilled":
         yield Reason("OOMKilled", f"{name} ran out of memory and was killed -> raise memory_gb of its function", True)
     elif what == "CrashLoopBackOff":
-        said = (ended.get("message", "").strip().splitlines() or ["no output"])[-1]
+        said = LogLine.parse((ended.get("message", "").strip().splitlines() or ["no output"])[-1]).message
         yield Reason(what, f"{name} ends at its start with exit code {ended.get('exitCode')}: {said}", False)

@@ -20,6 +20,7 @@ from orchestrator.dataflow import Report
 from orchestrator.fleet import Fleet
 from orchestrator.invoke import Invoker
 from orchestrator.journal import Journal
+from orchestrator.ledger import Cost
 from orchestrator.loop import Loop, StepResult
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.policies import Policy
@@ -89,7 +90,7 @@ async def _simulate(scenario: Scenario, policy: Policy, goal: Goal, deterministi
         epoch=1,
         limits=scenario.limits(policy),
         settings=train_settings(job, recipe),
-        cost_usd=lambda: price * platform.gpu_s(),
+        cost=lambda: Cost(gpu_s=platform.gpu_s(), usd=price * platform.gpu_s()),
         on_plan=lambda _step, _plan: None,
         on_report=reported,
         on_commit=committed,
