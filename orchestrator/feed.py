@@ -19,14 +19,13 @@ from orchestrator.store import Store
 
 
 class Feeder:
-    """One feed. `begun` is set with its first part; `part`: samples that are worth one."""
+    """One feed. `part`: samples that are worth one."""
 
     def __init__(
         self, store: Store, prefix: str, samples: Samples, columns: Sequence[Scores], *, part: int, lifetime_s: float
     ) -> None:
         self.store, self.prefix, self.part, self.lifetime_s = store, prefix, part, lifetime_s
         self.samples, self.columns = samples, columns
-        self.begun = asyncio.Event()
         # How much of each group is still to come: its samples, and each column of them.
         self._lacks = dict.fromkeys(samples.groups, samples.per_group * (1 + len(columns)))
         self._whole: list[int] = []
@@ -70,4 +69,3 @@ class Feeder:
         key, self._number = f"{self.prefix}{self._number:06d}", self._number + 1
         self._sample_refs, self._column_refs, self._whole = [], [], []
         await self.store.put(key, json.dumps(part.to_json()).encode(), lifetime_s=self.lifetime_s)
-        self.begun.set()

@@ -300,10 +300,11 @@ class Step:
             dropped = {"dropped": _dropped(rollouts, columns, only)}
             return self._call(function, "train", inputs, {"policy": self.versions[model]}, params | dropped)
 
-        fed = function in self.plan.feed_s and not self.deterministic and only is None and len(rollouts) == 1
+        fed = function in self.plan.feed_s and only is None and len(rollouts) == 1
         async with self.fleet.stage(function, max(1, self.plan.replicas[function])) as stage:
-            if fed and TrainParams.from_json(params).streams:
-                done = await self._fed(stage, model, params, rollouts[0], columns, whole)
+            if fed:
+                stream = not self.deterministic and TrainParams.from_json(params).streams
+                done = await self._fed(stage, model, params, rollouts[0], columns, whole, stream)
             else:
                 done = await _answer(stage, await whole())
             self._account(f"update_{model}", stage)
@@ -315,9 +316,11 @@ class Step:
 
     async def _fed(
         self, stage: Stage, model: str, params: Json, samples: Samples, columns: Sequence[Scores],
-        whole: Callable[[], Awaitable[Call]],
+        whole: Callable[[], Awaitable[Call]], stream: bool,
     ) -> Event:  # fmt: skip
-        """The `done` of a call that starts while generation goes on, at the time that the plan says."""
+        """The `done` of a call that starts while generation goes on, when the plan says. Without `stream` it only loads
+        what it needs, and trains when the last part has come.
+        """
         begins_s = asyncio.get_running_loop().time() + self.plan.feed_s[stage.function]
         prefix = f"calls/s{self.number:06d}.{stage.function}.{model}.e{self.epoch}.feed/"
         feeder = Feeder(
@@ -329,11 +332,10 @@ class Step:
 
         async with asyncio.TaskGroup() as tasks:
             feeding = tasks.create_task(feeder.run(identity))
-            await feeder.begun.wait()
             while not feeding.done() and (left_s := begins_s - asyncio.get_running_loop().time()) > 0:
                 await asyncio.wait([feeding], timeout=left_s)
             weights = {"policy": self.versions[model]}
-            fed = {**params, "feed": {"prefix": prefix}}
+            fed = {**params, "feed": {"prefix": prefix, "stream": stream}}
             return await _answer(stage, self._call(stage.function, "train", {}, weights, fed))
 
 

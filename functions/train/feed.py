@@ -35,6 +35,8 @@ class FeedParams:
 
     prefix: str
     """Of the parts' keys, ending in a slash."""
+    stream: bool
+    """Gradients begin with the first part (TrainParams.streams); else with the last: what is saved is the loading."""
 
 
 @dataclass
@@ -42,6 +44,7 @@ class Feed:
     """The parts of one feed, as they come."""
 
     prefix: str
+    stream: bool
     context: Context
     read: list[FeedPart] = field(default_factory=list)
     waited_s: float = 0.0
@@ -52,7 +55,8 @@ class Feed:
         """None for a call that brings its samples as inputs. Raises FatalError naming the key."""
         if "feed" not in params:
             return None
-        return cls(parse(FeedParams, params["feed"], "params.feed").prefix, context)
+        found = parse(FeedParams, params["feed"], "params.feed")
+        return cls(found.prefix, found.stream, context)
 
     def identity(self) -> str | None:
         """What the version is named after; None while the last part is not there. Does not wait."""

@@ -2,7 +2,8 @@
 
     read -> filter -> [old log-probabilities] -> advantages
          -> epochs x mini-batches of (accumulate over packs, clip, AdamW) -> publish
-With a feed (feed.py, streamed.py) the samples come in parts while others are generated: one step, the same update.
+With a feed (feed.py, streamed.py) the samples come in parts while others are generated. Where a step's gradient is a
+sum over prompt groups it begins with the first part; elsewhere only the loading is done beside generation.
 The result is a function of weights, optimizer state, samples, columns and params alone: samples are sorted first, and
 a warm replica computes on the numbers that a cold one loads. A call whose version is published is not trained again.
 """
@@ -34,7 +35,7 @@ from functions.train.params import TrainParams
 from functions.train.progress import Progress
 from functions.train.state import Structure, TrainState, load, publish_state
 from functions.train.step import Check, accumulate, batch_logprobs, blame, totals_of
-from functions.train.streamed import optimize_streamed
+from functions.train.streamed import optimize_streamed, whole_batch
 from functions.train.update import check_bound, prefix_shared, share_of, token_counts, training, update
 from functions.weights.manifest import Manifest, label, read_manifest
 from functions.wire import Call, Event, Json, Version
@@ -92,8 +93,10 @@ class TrainFunction:
         ranks: Ranks,
     ) -> Manifest:
         parent = call.weights["policy"]
-        with context.phase("read"):
-            batch = None if feed is not None else _batch(call, params, context)
+        batch: TrainBatch | None = None
+        if feed is None:
+            with context.phase("read"):
+                batch = _batch(call, params, context)
         held, self._held = self._held, None  # what fails half-way is not held on to
         warm = held is not None and held.version == parent and held.structure == Structure.of(params)
         alone = ranks.mesh is None  # a gang's shards are of no use to another gang
@@ -101,9 +104,12 @@ class TrainFunction:
             state = held if warm and alone and held is not None else load(parent, params, context, self._device, ranks)
         try:
             with context.phase("train"):
-                if feed is not None:
+                if feed is not None and feed.stream:
                     metrics, stats, carry, mismatch = optimize_streamed(state, feed.batches(ranks), params, context)
-                elif batch is not None:
+                else:
+                    if feed is not None:
+                        batch = whole_batch(feed.batches(ranks), params, context)
+                    assert batch is not None, "inputs, or a feed"
                     metrics, stats, carry = optimize(state, batch, params, context)
                     mismatch = mismatch_columns([batch], ranks)
         except (FatalError, ValueError) as error:

@@ -78,6 +78,14 @@ def optimize_streamed(
     return finite, stats, goal.carry, mismatch_columns([batch for batch, _, _ in done], state.ranks)
 
 
+def whole_batch(batches: Iterator[Sequence[FeedPart]], params: TrainParams, context: Context) -> TrainBatch:
+    """All that is fed, when the last part has come: the batch of a call that had it as inputs."""
+    intake = Intake(context)
+    for parts in batches:
+        intake.take(parts)
+    return build(*intake.whole(), params)
+
+
 def _of_part(params: TrainParams) -> TrainParams:
     """Whitening is a matter of the whole batch; what streams does not use whitened advantages but in its metrics."""
     if params.advantage != "gae":

@@ -253,7 +253,11 @@ class AdaptivePlanner:
         priced = any(limits.usd_per_hour > 0 for limits in request.functions.values())
         return Costs(
             generate=generate,
-            followers={name: cost for name, cost in known.items() if not name.startswith("train")},
+            followers={
+                name: cost.times(self.learned.passes(name))
+                for name, cost in known.items()
+                if not name.startswith("train")
+            },
             trainers={name: cost for name, cost in known.items() if name.startswith("train")},
             start_s={name: self.learned.start_s(name) for name in request.functions},
             price={

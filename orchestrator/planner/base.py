@@ -46,7 +46,7 @@ class StepRequest:
     functions: Mapping[str, FunctionLimits]
     """By function name, in the order in which the step first uses them."""
     fed: frozenset[str] = frozenset()
-    """Train functions whose step may begin before all samples are there (TrainParams.streams)."""
+    """Train functions whose gradient may begin before all samples are there (TrainParams.streams)."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class StepPlan:
     """The same for the first call of the step that follows, counted from the end of this step's generation."""
     overlap: bool = True
     feed_s: Mapping[str, float] = field(default_factory=dict)
-    """Train functions that start before all samples are there, where the step allows it (TrainParams.streams), and how
-    many seconds after the step's start: they are fed prompt groups, `feed_part` samples at least at a time."""
+    """Train functions that start before all samples are there, and how many seconds after the step's start: they load,
+    and are fed prompt groups, `feed_part` samples at least at a time."""
     feed_part: int = 1
     predicted_step_s: float | None = None
     predicted_cost_usd: float | None = None

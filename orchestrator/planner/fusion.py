@@ -7,7 +7,6 @@ computed for a few micro-batch sizes and replica counts, by list scheduling over
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,21 +46,26 @@ def follow(
     used = min(replicas, len(sizes))
     opened = max(float(ready[0]) - (start_s if prewarmed else 0.0), room_at_s, 0.0)
     begin = max(opened + start_s, float(ready[0]))
-    free = [begin] * used
-    ends = []
-    for at_s, size in zip(ready.tolist(), sizes.tolist(), strict=True):
-        ends.append(max(heapq.heappop(free), at_s) + cost.work_s(size, size * mean_tokens))
-        heapq.heappush(free, ends[-1])
+    # Equal work goes to the replicas in turn: end_k = max(ready_k, end_{k - used}) + work, solved for each replica as
+    # max_{i <= k} (ready_i - i work) + (k + 1) work.
+    work_s = cost.work_s(micro_batch, micro_batch * mean_tokens)
+    rounds = -(-len(sizes) // used)
+    turns = np.full(rounds * used, -np.inf)
+    turns[: len(sizes)] = np.maximum(ready, begin)
+    turn = np.arange(rounds)[:, None]
+    ends = (np.maximum.accumulate(turns.reshape(rounds, used) - turn * work_s, axis=0) + (turn + 1) * work_s).ravel()
+    ends = ends[: len(sizes)]
+    ends[-1] += cost.work_s(sizes[-1], sizes[-1] * mean_tokens) - work_s
     last_ready = float(ready[-1])
-    paid_s = sum(max(end, last_ready) - opened for end in free)
-    return Follower(used, begin, max(free), paid_s, np.repeat(ends, sizes))
+    paid_s = float(np.maximum(ends[-used:], last_ready).sum()) - used * opened
+    return Follower(used, begin, float(ends.max()), paid_s, np.repeat(ends, sizes))
 
 
 def micro_batches(samples: int) -> list[int]:
     """Sizes worth comparing: from the whole batch to a 128th of it."""
-    return sorted({max(1, -(-samples // parts)) for parts in (1, 4, 16, 32, 64, 128)}, reverse=True)
+    return sorted({max(1, -(-samples // parts)) for parts in (1, 16, 32, 128)}, reverse=True)
 
 
 def replica_counts(limit: int) -> list[int]:
-    """Counts worth comparing: powers of two up to `limit`, and the limit."""
-    return sorted({1 << k for k in range(limit.bit_length()) if 1 << k <= limit} | {limit})
+    """Counts worth comparing: 1, 2, 3, 4, 6, powers of two from there up to `limit`, and the limit."""
+    return sorted({n for n in (1, 2, 3, 4, 6, *(1 << k for k in range(3, limit.bit_length()))) if n <= limit} | {limit})

@@ -57,6 +57,10 @@ class WorkCost:
     def work_s(self, samples: float, tokens: float) -> float:
         return self.call_s + self.sample_s * samples + self.token_s * tokens
 
+    def times(self, passes: int) -> WorkCost:
+        """Of so many passes over the same samples."""
+        return WorkCost(passes * self.call_s, passes * self.sample_s, passes * self.token_s)
+
     def ranked_s(self, samples: float, tokens: float, ranks: int) -> float:
         """Of a gang: the work is shared, what every call takes is not."""
         return self.work_s(samples / ranks, tokens / ranks)

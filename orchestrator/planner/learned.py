@@ -38,6 +38,7 @@ class LearnedCosts:
         self._prefill = LinearFit(1, None if prior is None else [prior.prefill_token_s])
         self._decode = LinearFit(3, None if prior is None else [prior.step_s, prior.sequence_s, prior.kv_token_s])
         self._work = {f: LinearFit(3, [c.call_s, c.sample_s, c.token_s]) for f, c in self.priors.work.items()}
+        self._passes: dict[str, int] = {}
         self._starts: dict[str, deque[float]] = {}
         self._between: deque[float] = deque(maxlen=STARTS_KEPT)
 
@@ -51,6 +52,10 @@ class LearnedCosts:
     def work(self, function: str) -> WorkCost | None:
         fit = self._work.get(function)
         return None if fit is None or fit.theta is None else WorkCost(*(float(v) for v in fit.theta))
+
+    def passes(self, function: str) -> int:
+        """How often a sample goes through `function` in a step: twice where it also says what the actor thinks."""
+        return self._passes.get(function, 1)
 
     def starts_s(self, function: str) -> Sequence[float]:
         """Recent cold starts; before the first, the prior."""
@@ -93,6 +98,8 @@ class LearnedCosts:
             else:
                 made = longest_ranks([c for c in made if all(count in c.stats for count in _WORK)])
                 errors = self._observe_work(function, made) if made else np.zeros(0)
+                if made and len(lengths):
+                    self._passes[function] = max(1, round(sum(c.stats["samples"] for c in made) / len(lengths)))
             if len(errors):
                 metrics[f"planner/error/{function}"] = float(np.median(errors))
         return metrics

@@ -111,8 +111,8 @@ class LengthModel:
             self._seen[p.prompt_id] = known
             self._source_of[p.prompt_id] = (p.data_source, len(p.tokens))
         known, new = (np.sort(np.array(self._ratios[s], dtype=np.float64)) for s in (True, False))
-        if not len(known):
-            known = np.sort(np.array(self._within, dtype=np.float64)) if len(self._within) else new
+        if not len(known) and self.ewma:  # without groups a last response is as spread as the next one will be
+            known = np.sort(np.array(self._within or [1.0], dtype=np.float64))
         return Prediction(mean, seen, known, cap, new if len(new) else known)
 
     def observe(self, lengths: Mapping[int, Sequence[int]]) -> dict[str, float]:

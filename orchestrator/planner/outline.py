@@ -27,6 +27,8 @@ from orchestrator.planner.training import PACES, Batch, Room, Trainer, at_once, 
 Array = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
 
+BEAM = 8
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -66,6 +68,19 @@ class Outline:
     paid_s: Mapping[str, float]
     """Replica-seconds, by function; starts included."""
     stages: Sequence[Stage]
+
+
+@dataclass(frozen=True)
+class _Training:
+    """Some of the train functions placed."""
+
+    found: Mapping[str, Trainer]
+    room: Room
+    ready_s: float
+    """When all samples and columns are there."""
+    end_s: float
+    """Of those placed; at least `ready_s`."""
+    spent: float
 
 
 @dataclass(frozen=True)
@@ -120,7 +135,10 @@ class Outliner:
         release_s = self._releases(end, tail)
         sizes = micro_batches(self.samples)
         found = [self._whole(shards, tail, finish_s, numbers, release_s, size) for size in sizes]
-        return min(found, key=lambda o: self.goal.rank(o.steady_s, o.cost))
+        best = min(found, key=lambda o: self.goal.rank(o.steady_s, o.cost))
+        if len(self.costs.trainers) < 2 or not self.policy.feed:
+            return best
+        return self._whole(shards, tail, finish_s, numbers, release_s, best.micro_batch, BEAM)
 
     def _cut(self, end: Tail, shards: int) -> TailChoice:
         if self.policy.cut == "never":
@@ -156,7 +174,7 @@ class Outliner:
 
     def _whole(
         self, shards: Sequence[Sequence[int]], tail: TailChoice, finish_s: Array, numbers: Numbers,
-        release_s: Sequence[float], micro_batch: int,
+        release_s: Sequence[float], micro_batch: int, beam: int = 1,
     ) -> Outline:  # fmt: skip
         costs, policy = self.costs, self.policy
         gpus = {name: limits.gpus for name, limits in costs.limits.items()}
@@ -171,7 +189,8 @@ class Outliner:
         paid = {costs.name: tail.replica_s + costs.start_s[costs.name] * len(shards)}
         paid |= {name: f.replica_s for name, f in followers.items()}
         spent = sum(costs.price[name] * seconds for name, seconds in paid.items())
-        trainers = self._trainers(followers, finish_s, numbers, room, spent)
+        own_gpus = len(shards) * gpus[costs.name]
+        trainers = self._trainers(followers, finish_s, numbers, room, own_gpus, spent, beam)
         paid |= {name: t.replica_s for name, t in trainers.items()}
         replicas = {costs.name: len(shards)} | {name: f.replicas for name, f in followers.items()}
         replicas |= {name: t.replicas for name, t in trainers.items()}
@@ -215,50 +234,84 @@ class Outliner:
         return min(options, key=value)
 
     def _trainers(
-        self, followers: Mapping[str, Follower], finish_s: Array, numbers: Numbers, room: Room, spent: float
-    ) -> dict[str, Trainer]:
-        """The train functions, those that are fed first; on as many ranks as the goal likes best. `spent`: before."""
-        costs, found = self.costs, dict[str, Trainer]()
+        self, followers: Mapping[str, Follower], finish_s: Array, numbers: Numbers, room: Room, gpus: int, spent: float,
+        beam: int,
+    ) -> dict[str, Trainer]:  # fmt: skip
+        """The train functions, those that are fed first, on as many ranks as the goal likes best: the choice for one
+        leaves room to the next, so the best `beam` choices are followed up. `gpus`: of the next step's generate;
+        `spent`: before.
+        """
+        costs = self.costs
         ready = np.max([finish_s, *(f.done_s for f in followers.values())], axis=0)
         by_number = np.zeros(len(ready))
         by_number[numbers] = ready
-        load = self.load.at(by_number)
-        ready_s = float(ready.max())
+        load, ready_s = self.load.at(by_number), float(ready.max())
         if self.policy.colocated:  # stages that begin after generation take turns on the GPUs
             last_s = float(finish_s[-1])
             ready_s = last_s + sum(max(0.0, f.end_s - max(f.begin_s, last_s)) for f in followers.values())
+        plans = [_Training({}, room, ready_s, ready_s, spent)]
         for name in sorted(costs.trainers, key=lambda name: name not in self.fed):
-            cost, limits = costs.trainers[name], costs.limits[name]
-            start_s = 0.0 if name in costs.warm else costs.start_s[name]
-            most = limits.max_replicas
-            counts = rank_counts(limits.min_replicas or most, most) if self.policy.feed else [most]
-            options = []
-            for count in counts:
-                room_at_s = room.at_s(count * limits.gpus)
-                if name in self.fed:
-                    options += fed(load, cost, count, start_s=start_s, room_at_s=room_at_s, paces=self.paces)
-                options.append(
-                    at_once(load, cost, count, ready_s=ready_s, start_s=start_s, room_at_s=room_at_s, ahead=self.ahead)
+            after: list[tuple[tuple[float, float], _Training, Trainer]] = []
+            for plan in plans:
+                for trainer in self._options(name, load, plan):
+                    end_s = max(plan.end_s, trainer.mean_end_s) + self._again_s([*plan.found.values(), trainer], gpus)
+                    cost = plan.spent + costs.price[name] * trainer.mean_replica_s
+                    after.append((self.goal.rank(end_s, cost), plan, trainer))
+            after.sort(key=lambda option: option[0])
+            gpus_each = costs.limits[name].gpus
+            plans = [
+                _Training(
+                    {**plan.found, name: trainer}, plan.room.less(trainer.replicas * gpus_each, trainer.end_s),
+                    ready_s, max(plan.end_s, trainer.end_s), plan.spent + costs.price[name] * trainer.mean_replica_s,
                 )
+                for _, plan, trainer in after[:beam]
+            ]  # fmt: skip
+        return dict(plans[0].found)
 
-            found[name] = self._best(options, costs.price[name], spent)
-            spent += costs.price[name] * found[name].replica_s
-            if self.policy.colocated:
-                ready_s = found[name].end_s
-            room.take(found[name].replicas * limits.gpus, found[name].end_s)
+    def _options(self, name: str, load: Batch, plan: _Training) -> list[Trainer]:
+        """One for each number of ranks."""
+        cost, limits = self.costs.trainers[name], self.costs.limits[name]
+        start_s = 0.0 if name in self.costs.warm else self.costs.start_s[name]
+        most, price = limits.max_replicas, self.costs.price[name]
+        found = []
+        for count in rank_counts(limits.min_replicas or most, most) if self.policy.feed else [most]:
+            room_at_s = plan.room.at_s(count * limits.gpus)
+            ready_s = plan.end_s if self.policy.colocated else plan.ready_s
+            options = [
+                at_once(
+                    load, cost, count, ready_s=ready_s, start_s=start_s, room_at_s=room_at_s, ahead=self.ahead,
+                    loads=self.policy.feed,
+                )
+            ]  # fmt: skip
+            if name in self.fed:
+                options += fed(load, cost, count, start_s=start_s, room_at_s=room_at_s, paces=self.paces)
+            ranks = [
+                self.goal.rank(max(plan.ready_s, t.mean_end_s), price * t.mean_replica_s + plan.spent) for t in options
+            ]
+            found.append(options[ranks.index(min(ranks))])
         return found
 
-    def _best(self, options: Sequence[Trainer], price: float, spent: float) -> Trainer:
-        return min(options, key=lambda t: self.goal.rank(t.mean_end_s, spent + price * t.mean_replica_s))
+    def _again_s(self, trainers: Sequence[Trainer], gpus: int) -> float:
+        """What the next step's generate, on `gpus` GPUs, starts late because these leave it no room to start ahead."""
+        start_s = self.costs.start_s[self.costs.name]
+        return 0.0 if self.ahead and self._fits(trainers, gpus) else start_s
+
+    def _fits(self, trainers: Sequence[Trainer], gpus: int) -> bool:
+        """Whether the next step's generate finds room beside the trainers that are there in the end."""
+        if self.costs.pool_gpus is None:
+            return True
+        start_s = self.costs.start_s[self.costs.name]
+        end_s = max((t.end_s for t in trainers), default=0.0)
+        each = max((self.costs.limits[name].gpus for name in self.costs.trainers), default=0)
+        return gpus + sum(each * t.replicas for t in trainers if t.end_s > end_s - start_s) <= self.costs.pool_gpus
 
     def _prewarm(self, replicas: Mapping[str, int], trainers: Mapping[str, Trainer]) -> frozenset[str]:
-        """What is started ahead. The next step's generate only where the pool has room for it beside everything that
-        may still be there: what waits for GPUs that it holds itself would wait for ever."""
+        """What is started ahead: the next step's generate only where the pool will have room for it."""
         if not self.ahead:
             return frozenset()
         found = {name for name in replicas if name not in trainers and name != self.costs.name}
         found |= {name for name, t in trainers.items() if t.open_s < t.call_s}
-        if self.costs.pool_gpus is None or self._gpus(replicas, {self.costs.name, *trainers}) <= self.costs.pool_gpus:
+        if self._fits(list(trainers.values()), replicas[self.costs.name] * self.costs.limits[self.costs.name].gpus):
             found.add(self.costs.name)
         return frozenset(found)
 

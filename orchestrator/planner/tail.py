@@ -157,7 +157,8 @@ class Tail:
 
     def finish(self, choice: TailChoice) -> tuple[Array, npt.NDArray[np.int64]]:
         """When each sample is finished under that choice, ascending, and which it is. [samples] each"""
-        times, numbers = (np.concatenate([getattr(s, name) for s in self.shards]) for name in ("finish_s", "numbers"))
+        times = np.concatenate([s.finish_s for s in self.shards])
+        numbers = np.concatenate([s.numbers for s in self.shards])
         left = self.leftover(choice.cut_below)
         if left is not None:
             stays = times <= left.at_s

@@ -67,14 +67,18 @@ class Trainer:
 
 
 def at_once(
-    batch: Batch, cost: WorkCost, replicas: int, *, ready_s: float, start_s: float, room_at_s: float, ahead: bool
-) -> Trainer:
-    """All samples at `ready_s`; `ahead`: the replicas are started before, where there is room."""
-    open_s = max(room_at_s, ready_s - start_s if ahead else ready_s, 0.0)
-    call_s = max(open_s + start_s, ready_s)
+    batch: Batch, cost: WorkCost, replicas: int, *, ready_s: float, start_s: float, room_at_s: float, ahead: bool,
+    loads: bool,
+) -> Trainer:  # fmt: skip
+    """All samples at `ready_s`. `ahead`: the replicas start before that, where there is room; `loads`: and load what
+    they need, which is taken to be half of the call's own seconds; publishing is the other half.
+    """
+    load_s = cost.call_s / 2 if loads else 0.0
+    open_s = max(room_at_s, ready_s - start_s - load_s if ahead else ready_s, 0.0)
+    call_s = max(open_s + start_s, ready_s - load_s)
     work_s = max(float(batch.seconds(cost).sum()) / replicas, cost.token_s * batch.longest)
-    end_s = call_s + cost.call_s + work_s
-    return Trainer(replicas, open_s, call_s, end_s, end_s, False)
+    end_s = max(call_s + load_s, ready_s) + work_s + cost.call_s - load_s
+    return Trainer(replicas, open_s, call_s, end_s, end_s, loads and call_s < ready_s)
 
 
 def fed(
@@ -124,6 +128,13 @@ class Room:
             self._free -= gpus
             self._freed.append((until_s, gpus))
             self._freed.sort()
+
+    def less(self, gpus: int, until_s: float) -> Room:
+        """The same with so many taken."""
+        other = Room(self._free)
+        other._freed = list(self._freed)
+        other.take(gpus, until_s)
+        return other
 
     def at_s(self, gpus: int) -> float:
         """When so many are free at the earliest."""

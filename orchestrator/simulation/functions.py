@@ -23,6 +23,8 @@ from orchestrator.simulation.lengths import Lengths
 from orchestrator.simulation.memory import MemoryExchange
 
 HEARTBEAT_S = 5.0
+HELD = 2
+"""Versions that a replica of reference holds (functions/reference/function.py); an engine holds one."""
 Events = AsyncGenerator[Event, None]
 
 
@@ -63,13 +65,16 @@ class Held:
     """What a replica has in memory."""
 
     name: str
-    versions: dict[str, Version] = field(default_factory=dict)
+    versions: list[Version] = field(default_factory=list)
+    """The latest used is last."""
     calls: int = 0
 
     def load_s(self, call: Call, model: Model) -> float:
         """Seconds to take up the versions that the call names and the replica does not hold."""
-        missing = [v for role, v in call.weights.items() if self.versions.get(role) != v]
-        self.versions.update(call.weights)
+        used = list(call.weights.values())
+        missing = [version for version in used if version not in self.versions]
+        held = [version for version in self.versions if version not in used] + used
+        self.versions = held[-HELD if isinstance(model, Work) else -1 :]
         return model.load_s * len(missing)
 
 

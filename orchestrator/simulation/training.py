@@ -36,6 +36,7 @@ async def train(call: Call, model: Work, exchange: MemoryExchange) -> Events:
         yield beat
     clock = asyncio.get_running_loop().time
     begin_s, worked_s, identity = clock(), 0.0, str(gang["id"])
+    streams = call.params.get("feed", {}).get("stream", True)
     batches: list[SampleBatch] = []
     async for item in _batches(call, exchange):
         if isinstance(item, Event):
@@ -45,11 +46,15 @@ async def train(call: Call, model: Work, exchange: MemoryExchange) -> Events:
         identity = name or identity
         if found is not None:
             batches.append(found)
-            work_s = _batch_s(model, found, size)
-            worked_s += work_s
-            async for beat in busy(work_s):
-                yield beat
+            if streams:
+                work_s = _batch_s(model, found, size)
+                worked_s += work_s
+                async for beat in busy(work_s):
+                    yield beat
     waited_s = clock() - begin_s - worked_s
+    if not streams:
+        async for beat in busy(_batch_s(model, SampleBatch.concat(batches), size)):
+            yield beat
     async for beat in busy(model.state_s / size):
         yield beat
     done = _trained(call, SampleBatch.concat(batches), identity, exchange, {"ranks": size}, waited_s)

@@ -88,6 +88,7 @@ def test_follow_by_hand() -> None:
     assert (late.begin_s, late.end_s) == (10.0, 14.0)
 
 
-def test_replica_counts_are_powers_of_two_and_the_limit() -> None:
-    assert replica_counts(12) == [1, 2, 4, 8, 12]
+def test_replica_counts_are_close_to_each_other_where_few_and_end_with_the_limit() -> None:
+    assert replica_counts(12) == [1, 2, 3, 4, 6, 8, 12]
+    assert replica_counts(64) == [1, 2, 3, 4, 6, 8, 16, 32, 64]
     assert replica_counts(1) == [1]

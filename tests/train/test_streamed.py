@@ -70,14 +70,15 @@ class Bench:
         inputs = {"samples": [self.put(self.samples.encode())], "columns": [self.put(self.columns.encode())]}
         return self.run(Call(id, "train", inputs, {"policy": BASE}, params, step=3))
 
-    def feed(self, parts: Sequence[FeedPart], name: str = "feed") -> Json:
+    def feed(self, parts: Sequence[FeedPart], name: str = "feed", *, stream: bool = True) -> Json:
         """The parts of a feed, and what a call says to find them."""
         for number, part in enumerate(parts):
             self.exchange.put(f"calls/{name}/{number:06d}", json.dumps(part.to_json()).encode())
-        return {"feed": {"prefix": f"calls/{name}/"}}
+        return {"feed": {"prefix": f"calls/{name}/", "stream": stream}}
 
-    def fed_call(self, params: Json, parts: Sequence[FeedPart], id: str = "fed") -> Call:
-        return Call(id, "train", {}, {"policy": BASE}, {**params, **self.feed(parts, f"{id}.feed")}, step=3)
+    def fed_call(self, params: Json, parts: Sequence[FeedPart], id: str = "fed", *, stream: bool = True) -> Call:
+        feed = self.feed(parts, f"{id}.feed", stream=stream)
+        return Call(id, "train", {}, {"policy": BASE}, {**params, **feed}, step=3)
 
     def run(self, call: Call, context: Context | None = None) -> Json:
         (event,) = TrainFunction(device="cpu").call(call, context or self.context())
@@ -202,6 +203,16 @@ def test_dropped_samples_are_left_out_as_in_a_whole_call(bench: Bench) -> None:
     whole = bench.whole(GRPO | {"dropped": [list(key) for key in dropped]})
     parts = bench.parts([[0], [3], [1, 2], [4, 5]], identity="other", dropped=dropped)
     equal(bench, whole, bench.trickled(bench.fed_call(GRPO, parts)))
+
+
+@pytest.mark.parametrize("change", [{"mini_batches": 2, "epochs": 2}, {"advantage": "reinforce_plus_plus"}, {}])
+def test_a_feed_that_does_not_stream_gives_the_bits_of_a_whole_call(bench: Bench, change: Json) -> None:
+    whole = bench.whole(GRPO | change)
+    parts = bench.parts([[3], [5, 0], [1, 2], [4]], identity="other")
+    fed = bench.trickled(bench.fed_call(GRPO | change, parts, stream=False))
+    assert fed["metrics"] == whole["metrics"]
+    first, second = bench.tensors(whole), bench.tensors(fed)
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_a_gang_is_fed_alike(bench: Bench) -> None:
