@@ -12,11 +12,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from functions.prometheus import Values, text
+from functions.server_metrics import METRICS as REPLICA_METRICS
 from orchestrator.api.auth import Tokens
+from orchestrator.api.telemetry import METRICS as API_METRICS
 from tests.chart.conftest import CHART, VALUES, Render, one, selects
 
 ALERTS, DASHBOARD = CHART / "files" / "alerts.yaml", CHART / "files" / "dashboard.json"
 DEVELOPMENT = VALUES[0]
+METRICS = (*API_METRICS, *REPLICA_METRICS)
 ON = ("--set", "monitoring.serviceMonitor=true", "--set", "monitoring.dashboard=true", "--set",
       "monitoring.labels.release=prom")  # fmt: skip
 
@@ -121,3 +125,16 @@ def test_the_operator_finds_the_api_and_may_read(render: Render, tmp_path: Path)
     tokens.check(f"Bearer {token}", "read")
     with pytest.raises(Exception, match="may only read"):
         tokens.check(f"Bearer {token}", "write")
+
+
+def test_prometheus_own_linter_finds_nothing(promtool: str) -> None:
+    values = Values()
+    for metric in METRICS:
+        labels = ["a"] * len(metric.labels)
+        if metric.kind == "histogram":
+            values.observe(metric, 1.0, *labels)
+        else:
+            values.set(metric, 1.0, *labels)
+    shown = text(METRICS, [(values, {"job_id": "a"})])
+    done = subprocess.run([promtool, "check", "metrics"], input=shown, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
