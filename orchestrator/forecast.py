@@ -122,7 +122,7 @@ def lives(planner: AdaptivePlanner, request: StepRequest, plan: StepPlan, warm: 
             end_s = step_s if name in plan.keep else stage.stop_s if ends is None else ends[k]
             found.append(Life(name, start_s, end_s))
         if name in plan.prewarm_next_s and name not in plan.keep:
-            found += [Life(name, min(step_s, stage.stop_s + plan.prewarm_next_s[name]), step_s)] * count
+            found += [Life(name, min(step_s, plan.prewarm_next_s[name]), step_s)] * count
     return found
 
 

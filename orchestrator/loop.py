@@ -17,7 +17,6 @@ record, and the results of the calls that had ended.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +30,7 @@ from orchestrator.errors import RunError
 from orchestrator.fleet import Fleet
 from orchestrator.journal import Journal, Record
 from orchestrator.ledger import Cost
+from orchestrator.moments import Moments
 from orchestrator.planner.base import FunctionLimits, Planner, Prompt, StepObservation, StepPlan, StepRequest
 from orchestrator.prompts import Draw, PromptSource
 from orchestrator.recipes.base import Recipe
@@ -117,12 +117,12 @@ class Loop:
         await self.fleet.keep(plan.keep, lambda name: plan.replicas[name])
         report = Report()
         versions = self.last.versions
-        generated = asyncio.Event()
+        moments = Moments(start_s, plan.generated_s)
         async with asyncio.TaskGroup() as ahead:
-            starts = [ahead.create_task(work) for work in self._start_ahead(plan, generated)]
+            starts = [ahead.create_task(work) for work in self._start_ahead(plan, moments)]
             async with asyncio.TaskGroup() as tasks:
                 step = self._new_step(number, versions, prompts, plan, report, tasks, draw.next)
-                step.generated = generated
+                step.moments = moments
                 await self.recipe.dataflow(step)
             for start in starts:
                 start.cancel()
@@ -138,22 +138,15 @@ class Loop:
         with self.tracing.span("commit"):
             await self._commit(versions, draw.cursor, report, plan, start_s, before)
 
-    def _start_ahead(self, plan: StepPlan, generated: asyncio.Event) -> Iterator[Coroutine[Any, Any, None]]:
-        """Starts functions when the plan says so: for this step's use no later than generation ends, for the next's
-        counted from there. How long generation takes is what a plan knows least."""
+    def _start_ahead(self, plan: StepPlan, moments: Moments) -> Iterator[Coroutine[Any, Any, None]]:
+        """Starts functions when the plan says so, for this step and for the next."""
 
-        async def now(function: str, delay_s: float) -> None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
-                    await generated.wait()
-            await self.fleet.prewarm(function, plan.replicas[function], 0.0)
+        async def start(function: str, delay_s: float, *, next_step: bool) -> None:
+            await moments.reach(delay_s)
+            await self.fleet.prewarm(function, plan.replicas[function], 0.0, next_step=next_step)
 
-        async def later(function: str, delay_s: float) -> None:
-            await generated.wait()
-            await self.fleet.prewarm(function, plan.replicas[function], delay_s, next_step=True)
-
-        yield from (now(*start) for start in plan.prewarm_s.items())
-        yield from (later(*start) for start in plan.prewarm_next_s.items())
+        yield from (start(*ahead, next_step=False) for ahead in plan.prewarm_s.items())
+        yield from (start(*ahead, next_step=True) for ahead in plan.prewarm_next_s.items())
 
     def _validates(self, number: int) -> bool:
         every = self.job.validation.every

@@ -39,6 +39,7 @@ from orchestrator.errors import RunError
 from orchestrator.feed import Feeder
 from orchestrator.fleet import Fleet, Stage
 from orchestrator.journal import canonical
+from orchestrator.moments import Moments
 from orchestrator.planner.base import StepPlan
 from orchestrator.rollout import Rollout, deal, regroup
 from orchestrator.store import Store
@@ -74,8 +75,7 @@ class Step:
     call_s: float
     lifetime_s: float
     draw: Callable[[], PromptSet]
-    generated: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the step's own samples are all finished."""
+    moments: Moments = field(default_factory=lambda: Moments(0.0, None))
     trained: dict[str, Version] = field(default_factory=dict)
     """The versions that this step's train calls have published."""
     report: Report = field(default_factory=Report)
@@ -232,7 +232,7 @@ class Step:
             kept.end()
             await self._put_in_order(kept, samples)
         if planned:
-            self.generated.set()
+            self.moments.generated.set()
             self.report.lengths = lengths_of(rollout.finished)
         self.report.tokens += int(whole.prompts.lengths[whole.prompt].sum()) + rollout.response_tokens
 
@@ -321,7 +321,6 @@ class Step:
         """The `done` of a call that starts while generation goes on, when the plan says. Without `stream` it only loads
         what it needs, and trains when the last part has come.
         """
-        begins_s = asyncio.get_running_loop().time() + self.plan.feed_s[stage.function]
         prefix = f"calls/s{self.number:06d}.{stage.function}.{model}.e{self.epoch}.feed/"
         feeder = Feeder(
             self.store, prefix, samples, columns, part=self.plan.feed_part, lifetime_s=self.lifetime_s
@@ -332,8 +331,9 @@ class Step:
 
         async with asyncio.TaskGroup() as tasks:
             feeding = tasks.create_task(feeder.run(identity))
-            while not feeding.done() and (left_s := begins_s - asyncio.get_running_loop().time()) > 0:
-                await asyncio.wait([feeding], timeout=left_s)
+            due = tasks.create_task(self.moments.reach(self.plan.feed_s[stage.function]))
+            await asyncio.wait([feeding, due], return_when=asyncio.FIRST_COMPLETED)
+            due.cancel()
             weights = {"policy": self.versions[model]}
             fed = {**params, "feed": {"prefix": prefix, "stream": stream}}
             return await _answer(stage, self._call(stage.function, "train", {}, weights, fed))

@@ -222,9 +222,7 @@ class AdaptivePlanner:
                 if stage.function in chosen.prewarm and stage.function != self.generate
             }
             if self.generate in chosen.prewarm:
-                generated_s = chosen.stages[0].stop_s
-                left_s = chosen.time_s - generated_s
-                ahead = {self.generate: prewarm_at_s(left_s, self.learned.starts_s(self.generate))}
+                ahead = {self.generate: prewarm_at_s(chosen.time_s, self.learned.starts_s(self.generate))}
         return StepPlan(
             replicas=replicas,
             shards=chosen.shards,
@@ -237,6 +235,7 @@ class AdaptivePlanner:
             keep=frozenset(request.functions) if self.policy.keep == "all" else chosen.keep,
             prewarm_s=prewarm,
             prewarm_next_s=ahead,
+            generated_s=chosen.stages[0].stop_s,
             predicted_step_s=chosen.time_s,
             predicted_cost_usd=point.cost_usd,
             predicted_lengths=np.repeat(predicted.mean, request.samples_per_prompt).tolist(),

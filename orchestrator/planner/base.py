@@ -80,7 +80,7 @@ class StepPlan:
     until generation has ended. `keep` names the
     functions whose replicas stay up between this step and the next; all others go to zero the moment they are idle.
     `prewarm_s` says, for a function, how many seconds after the step's start its replicas are to be started (absent:
-    when its first call comes); no later than generation has ended.
+    when its first call comes).
     """
 
     replicas: Mapping[str, int]
@@ -91,7 +91,10 @@ class StepPlan:
     keep: frozenset[str] = frozenset()
     prewarm_s: Mapping[str, float] = field(default_factory=dict)
     prewarm_next_s: Mapping[str, float] = field(default_factory=dict)
-    """The same for the first call of the step that follows, counted from the end of this step's generation."""
+    """The same for the first call of the step that follows."""
+    generated_s: float | None = None
+    """When the last sample is expected. Times above that are before it come early if it does, others move with it
+    (orchestrator/moments.py)."""
     overlap: bool = True
     feed_s: Mapping[str, float] = field(default_factory=dict)
     """Train functions that start before all samples are there, and how many seconds after the step's start: they load,

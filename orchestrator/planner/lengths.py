@@ -4,6 +4,9 @@ RLHFless (arXiv 2602.22718): lengths of adjacent epochs are close for the same p
 though it predicts no single sample well. What single samples do around it is kept as a distribution of ratios
 actual / predicted, and used wherever a longest sample matters (the mean of a maximum is not the maximum of means).
 
+How far an EWMA is to be trusted is learned as well: ln L ~ w0 + w1 ln EWMA over prompts that came again, drawn to the
+EWMA itself. A prompt whose one response was long will most likely have a shorter one next.
+
 Prior of an unseen prompt: ln L ~ w0 + w1 ln(1 + P) per data source (least squares, forgotten slowly), drawn to the mean
 of all sources while a source has few prompts. With no history at all every prompt is alike: half the cap.
 """
@@ -83,6 +86,8 @@ class LengthModel:
         self.alpha = alpha
         self.decay = decay
         self.ewma: dict[int, float] = {}
+        self._seen_before = _Source()
+        """ln of a prompt's mean against ln of its EWMA: how far the EWMA is to be trusted."""
         self._all = _Source()
         self._by_source: dict[str, _Source] = {}
         self._ratios: dict[bool, deque[float]] = {seen: deque(maxlen=RATIOS_KEPT) for seen in (True, False)}
@@ -95,7 +100,9 @@ class LengthModel:
     def predict(self, prompts: Sequence[Prompt], cap: int) -> Prediction:
         """Mean lengths of the step's prompts. Remembers them, to compare them with what `observe` is told."""
         seen = np.array([p.prompt_id in self.ewma for p in prompts], dtype=np.bool_)
-        mean = np.array([self.ewma.get(p.prompt_id, 0.0) for p in prompts], dtype=np.float64)
+        known_before = np.array([self.ewma.get(p.prompt_id, 1.0) for p in prompts], dtype=np.float64)
+        w0, w1 = self._seen_before.solve(np.array([0.0, 1.0]))
+        mean: Array = np.exp(w0 + w1 * np.log(np.maximum(known_before, 1.0)))
         if self._all.gram[0, 0] == 0:
             mean[~seen] = 0.5 * cap
         elif not seen.all():
@@ -138,6 +145,10 @@ class LengthModel:
             centre = float(np.mean([x for values in lengths.values() for x in values])) if actual else 1.0
             self._ratios[False].extend(float(x) / max(centre, 1.0) for values in lengths.values() for x in values)
         self._learn_prior(actual)
+        again = [(self.ewma[i], value) for i, value in actual.items() if i in self.ewma]
+        if len(again) > 1:
+            before, now = np.log(np.maximum(np.array(again).T, 1.0))
+            self._seen_before.observe(np.column_stack((np.ones(len(before)), before)), now, self.decay)
         for i, value in actual.items():
             self.ewma[i] = value if i not in self.ewma else self.alpha * value + (1 - self.alpha) * self.ewma[i]
         self._predicted.clear()

@@ -32,7 +32,8 @@ def test_ewma_by_hand() -> None:
     model.observe({1: [50]})
     assert model.ewma[1] == 0.25 * 50 + 0.75 * 150
     prediction = model.predict([prompt(1)], 1000)
-    assert (prediction.mean[0], bool(prediction.seen[0])) == (125.0, True)
+    assert prediction.mean[0] == pytest.approx(125.0)
+    assert bool(prediction.seen[0])
 
 
 def test_unseen_prompts_get_their_sources_relation_to_prompt_length() -> None:
@@ -64,8 +65,8 @@ def test_ratios_are_the_spread_around_the_prediction() -> None:
     model.observe({1: [50], 2: [200]})
     prediction = model.predict([prompt(1)], 1000)
     assert prediction.unseen_ratios.tolist() == [1.0, 1.0]
-    assert prediction.ratios.tolist() == [0.5, 2.0]
-    assert prediction.at_quantile(1.0)[0] == prediction.mean[0] * 2
+    assert prediction.ratios.tolist() == pytest.approx([0.5, 2.0])
+    assert prediction.at_quantile(1.0)[0] == pytest.approx(prediction.mean[0] * 2)
 
 
 def test_quality_is_reported_and_rises_when_lengths_repeat() -> None:
@@ -105,3 +106,29 @@ def test_longest_decile() -> None:
 def test_alpha_is_checked() -> None:
     with pytest.raises(ValueError, match="alpha is 0"):
         LengthModel(alpha=0.0)
+
+
+def test_a_long_response_is_trusted_as_far_as_it_was_right_before() -> None:
+    """One response a prompt, of which half the spread (in logs) is the prompt's own: the best guess is half-way."""
+    rng, model = np.random.default_rng(0), LengthModel(alpha=1.0)
+    own = rng.normal(0.0, 0.5, 400)
+    for _ in range(4):
+        rows = [prompt(i) for i in range(400)]
+        model.predict(rows, 100_000)
+        drawn = np.exp(6.0 + own + rng.normal(0.0, 0.5, 400))
+        model.observe({i: [int(drawn[i])] for i in range(400)})
+    model.ewma[0], model.ewma[1] = math.exp(7.0), math.exp(5.0)
+    low, high = (math.log(model.predict([prompt(i)], 100_000).mean[0]) for i in (1, 0))
+    assert 0.9 < high - low < 1.35  # of 2: half, drawn to the whole
+    assert (high + low) / 2 == pytest.approx(6.0, abs=0.1)
+
+
+def test_ratios_are_dealt_out_evenly_over_their_distribution() -> None:
+    model = LengthModel()
+    model.predict([prompt(i) for i in range(50)], 10_000)
+    model.observe({i: [50, 100, 150, 100] for i in range(50)})
+    prediction = model.predict([prompt(i) for i in range(50)], 10_000)
+    drawn = np.sort(prediction.samples(4, seed=3)) / 100.0
+    assert drawn == pytest.approx(
+        np.quantile(prediction.ratios, (np.arange(200) + 0.5) / 200, method="nearest"), abs=0.02
+    )
