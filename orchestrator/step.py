@@ -309,6 +309,8 @@ class Step:
                 done = await _answer(stage, await whole())
             self._account(f"update_{model}", stage)
         self.report.metrics |= done.data["metrics"]
+        if "fed_batches" in done.data["stats"]:
+            self.report.observed[f"rollout/fed_batches/{function}"] = float(done.data["stats"]["fed_batches"])
         if "mismatch" in done.data:
             self.report.mismatch = Ref.from_json(done.data["mismatch"])
         self.trained[model] = Version.from_json(done.data["version"])
