@@ -22,6 +22,7 @@ RIGHTS = (
     ("serving.knative.dev", "services", ("get", "create", "patch", "delete")),
     ("serving.knative.dev", "revisions", ("get", "patch")),
     ("autoscaling.internal.knative.dev", "podautoscalers", ("patch",)),
+    ("apps", "deployments/scale", ("patch",)),
     ("batch", "jobs", ("create", "patch", "delete")),
     ("", "pods", ("get", "list", "watch", "patch", "delete")),
     ("", "secrets", ("get", "create", "patch")),
@@ -132,7 +133,8 @@ def _rights(api: KubeApi, namespace: str) -> Iterator[Check]:
 
 
 def _may(api: KubeApi, namespace: str, group: str, resource: str, verb: str) -> bool:
-    attributes = {"namespace": namespace, "group": group, "resource": resource, "verb": verb}
+    whole, _, part = resource.partition("/")
+    attributes = {"namespace": namespace, "group": group, "resource": whole, "subresource": part, "verb": verb}
     review: Json = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",

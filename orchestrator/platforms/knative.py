@@ -174,7 +174,9 @@ class KnativePlatform:
             return
         function = Function(spec, revision, status["address"]["url"], applied)
         self._functions[spec.name] = function
-        scaler = Scaler(self._api, self._config.namespace, function, self._pods, self._timing, self._wake)
+        scaler = Scaler(
+            self._api, self._config.namespace, function, self._pods, self._timing, self._wake, self._lease_job
+        )
         self._spawn(scaler.run())
         function.changed.set()
 
@@ -199,6 +201,10 @@ class KnativePlatform:
             said += f" (after {self._timing.ready_s:g} s)"
         raise PlatformError(f"Service {name} does not become ready: {said}{hint(said)}")
 
+    def _lease_job(self) -> Json:
+        assert self._lease is not None, "taken before anything is scaled"
+        return self._lease.job
+
     async def _keep_lease(self) -> None:
         """Renews the lease; when it was lost with all it owned, takes another and deploys again."""
         while True:
@@ -207,7 +213,6 @@ class KnativePlatform:
                 assert self._lease is not None, "taken before this task began"
                 await self._lease.renew()
             except LeaseLost:
-                self._lease = None
                 await self._redeploy()
             except ApiError:
                 continue
@@ -311,9 +316,7 @@ class KnativePlatform:
         await asyncio.gather(*(asyncio.to_thread(delete, serving(namespace, "services", n)) for n in names))
         until_s = _now_s() + self._timing.close_s
         while self._pods.replicas() and _now_s() < until_s:
-            live = [r.name for r in self._pods.replicas() if r.state != "draining"]
-            for name in live:
-                self._pods.draining(name)
+            live = self._pods.undeleted()
             await asyncio.gather(
                 *(asyncio.to_thread(delete, core(namespace, "pods", n), grace_s=GRACE_S) for n in live)
             )

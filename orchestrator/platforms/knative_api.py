@@ -134,6 +134,10 @@ def core(namespace: str, kind: str, name: str = "") -> str:
     return _path("/api/v1", namespace, kind, name)
 
 
+def apps(namespace: str, kind: str, name: str = "") -> str:
+    return _path("/apis/apps/v1", namespace, kind, name)
+
+
 def batch(namespace: str, kind: str, name: str = "") -> str:
     return _path("/apis/batch/v1", namespace, kind, name)
 

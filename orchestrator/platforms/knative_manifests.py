@@ -25,6 +25,8 @@ FUNCTION_LABEL = "rlhf-orchestrate/function"
 MANAGER = "rlhf-orchestrate"
 AUTOSCALING = "autoscaling.knative.dev"
 MIN_SCALE = f"{AUTOSCALING}/min-scale"
+TEMPLATE_HASH = "pod-template-hash"
+"""The label by which a ReplicaSet knows its pods."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 WINDOW_S = 6
 """The shortest that Knative accepts."""
@@ -259,6 +261,16 @@ def owned_by(lease_job: Json) -> Json:
 
 def annotate(annotations: Json) -> Json:
     return {"metadata": {"annotations": annotations}}
+
+
+def set_aside(lease_job: Json) -> Json:
+    """The patch that takes a pod out of its ReplicaSet, and gives it to the lease, so that somebody's it is.
+
+    The autoscaler still counts it: that goes by `serving.knative.dev/revisionUID`.
+    """
+    patch = owned_by(lease_job)
+    patch["metadata"]["labels"] = {TEMPLATE_HASH: None}
+    return patch
 
 
 def bounds(minimum: int) -> Json:

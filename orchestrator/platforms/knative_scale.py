@@ -1,29 +1,33 @@
 """One function's replicas: how many are wanted, and how that is made so without a new Revision.
 
 raise   min-scale on the Revision -> a wake-up request (min-scale alone does nothing on a Revision never yet active)
-lower   busy pods are made dear -> min-scale -> idle pods deleted with a short grace: a pod that Knative removes
-        itself lives 31 s more, with its GPU
-zero    as lower, when no request has *arrived* for `quiet_s`: until then the autoscaler wants one replica whatever
-        min-scale says, and would only replace the deleted one
+lower   busy pods are made dear -> idle pods are set aside (out of their ReplicaSet), min-scale and Deployment lowered
+        -> when Knative has seen it, deleted with a short grace: a pod that it removes itself lives 31 s more
+zero    as lower, when no request has *arrived* and the function has been active for `quiet_s`. Until then the
+        autoscaler wants one replica whatever min-scale says. A pod that is deleted all the same makes the revision
+        "activating": its successor has to be ready, and active for the whole window, before zero is possible again
+        (docs/decisions/0005-knative-scale.md)
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from orchestrator.platforms import knative_manifests as manifests
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
-from orchestrator.platforms.knative_api import ApiError, KubeApi, autoscaling, core, serving
+from orchestrator.platforms.knative_api import ApiError, Json, KubeApi, apps, autoscaling, core, serving
 from orchestrator.platforms.knative_watch import Pod, Pods
 
 GRACE_S = 1
 DEAR = "1000"
 AGAIN_S = 1.0
 WAKE_S = 30.0
+LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,15 @@ class Timing:
     """What the platform waits for. The defaults are for Knative 1.21 to 1.23 with a window of 6 s."""
 
     quiet_s: float = 8.0
-    """After a request has arrived: the window, and one tick of the autoscaler (2 s)."""
+    """After a request has arrived, or the first pod was ready: the window, and one tick of the autoscaler (2 s)."""
     lease_s: float = 20.0
     renew_s: float = 4.0
     close_s: float = 10.0
     """How long `close` waits for the last pods."""
     ready_s: float = 120.0
     """How long a new Service may take to be ready at zero."""
+    inactive_s: float = 3.0
+    """How long Knative may take to see that a function is at zero."""
     pending_s: float = 300.0
     """How long a function may be without any replica for a reason that may pass."""
     failed_starts: int = 3
@@ -89,11 +95,14 @@ class Scaler:
 
     def __init__(
         self, api: KubeApi, namespace: str, function: Function, pods: Pods, timing: Timing,
-        wake: Callable[[Function, float], Awaitable[bool]],
+        wake: Callable[[Function, float], Awaitable[bool]], owner: Callable[[], Json],
     ) -> None:  # fmt: skip
         self._api, self._namespace, self._timing = api, namespace, timing
         self._function, self._pods, self._wake = function, pods, wake
+        self._owner = owner
+        """The lease Job that pods belong to which no ReplicaSet has any more."""
         self._waking: asyncio.Task[None] | None = None
+        self._aside: set[Pod] = set()
 
     async def run(self) -> None:
         """Endless; ends by cancellation."""
@@ -114,11 +123,15 @@ class Scaler:
         function = self._function
         wait_s = self._judge()
         target = max(function.wanted, function.calling)
-        if target == 0 and function.applied > 0:
-            quiet_s = function.last_request_s + self._timing.quiet_s - _now_s()
-            if quiet_s > 0:
-                target, wait_s = 1, quiet_s
+        held_s = self._held_s() if target == 0 else 0.0
         try:
+            await self._delete(list(self._aside))
+            if held_s == math.inf:  # should it never start, Knative gives it up sooner by itself
+                if function.applied:
+                    await self._patch(0)
+                return None
+            if held_s > 0:
+                target, wait_s = 1, held_s
             if target > function.applied:
                 await self._patch(target)
             elif target < function.applied or self._surplus(target):
@@ -134,33 +147,91 @@ class Scaler:
             self._start_waking()
         return wait_s
 
+    def _held_s(self) -> float:
+        """For how long Knative would put back a pod that we delete; inf: for as long as no pod has been ready."""
+        live = self._live()
+        if not live and not self._function.applied:
+            return 0.0
+        ready_s = [pod.ready_s for pod in live if pod.ready_s is not None]
+        if live and not ready_s:
+            return math.inf
+        since_s = max(self._function.last_request_s, min(ready_s, default=-math.inf))
+        return since_s + self._timing.quiet_s - _now_s()
+
     def _live(self) -> list[Pod]:
         return [pod for pod in self._pods.of(self._function.spec.name) if pod.live]
 
     async def _patch(self, minimum: int) -> None:
-        revision = self._function.revision
-        await asyncio.to_thread(
-            self._api.merge, serving(self._namespace, "revisions", revision), manifests.bounds(minimum)
-        )
-        with contextlib.suppress(ApiError):  # Knative before 1.21 reads it here; later ones put their own value back
-            await asyncio.to_thread(
-                self._api.merge, autoscaling(self._namespace, "podautoscalers", revision), manifests.bounds(minimum)
-            )
+        """Of the Revision, where it stays; and of its PodAutoscaler, which would get it 0.1 s later.
+
+        Knative before 1.21 reads the latter only; later ones put it in line with the Revision.
+        """
+        revision, bounds = self._function.revision, manifests.bounds(minimum)
+        own = autoscaling(self._namespace, "podautoscalers", revision)
+
+        async def patch_own() -> None:
+            with contextlib.suppress(ApiError):
+                await asyncio.to_thread(self._api.merge, own, bounds)
+
+        kept = asyncio.to_thread(self._api.merge, serving(self._namespace, "revisions", revision), bounds)
+        await asyncio.gather(kept, patch_own())
         self._function.applied = minimum
 
     def _surplus(self, target: int) -> list[Pod]:
-        """Idle pods beyond those wanted. They come where a pod was deleted before min-scale had taken effect."""
+        """Pods beyond those wanted that nothing runs on. They come where one was let go before Knative had seen it."""
         live = self._live()
-        return [pod for pod in live if pod.state == "idle" and pod.free][: max(0, len(live) - target)]
+        return [pod for pod in live if pod.state != "busy" and pod.free][: max(0, len(live) - target)]
 
     async def _lower(self, target: int) -> None:
         live = self._live()
-        idle = [pod for pod in live if pod.free]
-        victims = sorted(idle, key=lambda pod: pod.state == "idle")[: max(0, len(live) - target)]
+        victims = sorted(self._surplus(target), key=lambda pod: pod.state == "idle")
         if target and victims:
             await asyncio.gather(*(self._make_dear(pod) for pod in live if pod not in victims))
-        lower = [self._patch(target)] if target != self._function.applied else []
-        await asyncio.gather(*lower, *(self._let_go(pod) for pod in victims))
+        await asyncio.gather(*(self._set_aside(pod) for pod in victims))
+        await asyncio.gather(self._shrink(target), self._patch(target))
+        if target == 0:
+            await self._inactive()
+        await self._delete(list(self._aside))
+
+    async def _shrink(self, target: int) -> None:
+        """As Knative does when it has seen the new min-scale; until then pods set aside are replaced."""
+        deployment = f"{self._function.revision}-deployment"
+        path = apps(self._namespace, "deployments", deployment) + "/scale"
+        with contextlib.suppress(ApiError):
+            await asyncio.to_thread(self._api.merge, path, {"spec": {"replicas": target}})
+
+    async def _set_aside(self, pod: Pod) -> None:
+        """Now neither the ReplicaSet nor the autoscaler can be faster, or slower, with it than we are."""
+        if not pod.free:
+            return  # a call got there first
+        self._pods.draining(pod.name, aside=True)
+        self._aside.add(pod)
+        with contextlib.suppress(ApiError):  # then the ReplicaSet has it: it may take a whole drain
+            path = core(self._namespace, "pods", pod.name)
+            await asyncio.to_thread(self._api.merge, path, manifests.set_aside(self._owner()))
+
+    async def _inactive(self) -> None:
+        """Until Knative has seen that the function is at zero; a pod that goes before that would be put back.
+
+        Meanwhile the ReplicaSet replaces those set aside. Its pods go before they have started: later they would drain.
+        """
+        path = serving(self._namespace, "revisions", self._function.revision)
+        until_s = _now_s() + self._timing.inactive_s
+        while _now_s() < until_s:
+            status = (await asyncio.to_thread(self._api.get, path)).get("status", {})
+            if any(c["type"] == "Active" and c["status"] == "False" for c in status.get("conditions", ())):
+                return
+            await self._delete([pod for pod in self._live() if pod.state == "starting"])
+            await asyncio.sleep(LOOK_S)
+
+    async def _delete(self, pods: Iterable[Pod]) -> None:
+        async def delete(pod: Pod) -> None:
+            self._pods.draining(pod.name)
+            await asyncio.to_thread(self._api.delete, core(self._namespace, "pods", pod.name), grace_s=GRACE_S)
+            pod.deleted = True
+            self._aside.discard(pod)
+
+        await asyncio.gather(*(delete(pod) for pod in pods))
 
     async def _make_dear(self, pod: Pod) -> None:
         patch = manifests.annotate({manifests.DELETION_COST: DEAR})
@@ -169,12 +240,6 @@ class Scaler:
         except ApiError as error:
             if error.status != 404:
                 raise
-
-    async def _let_go(self, pod: Pod) -> None:
-        if not pod.free:
-            return  # a call got there first: Knative drains it
-        self._pods.draining(pod.name)
-        await asyncio.to_thread(self._api.delete, core(self._namespace, "pods", pod.name), grace_s=GRACE_S)
 
     def _start_waking(self) -> None:
         if self._waking is None or self._waking.done():

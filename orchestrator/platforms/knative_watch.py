@@ -34,9 +34,13 @@ class Pod:
     state: ReplicaState = "starting"
     since_s: float = 0.0
     ready_s: float | None = None
+    """First ready: its function is active since then, as Knative sees it."""
     draining_s: float | None = None
     busy_s: float = 0.0
     busy_since_s: float | None = None
+    aside: bool = False
+    """Taken out of its ReplicaSet: it will be deleted, whatever the watch says until then."""
+    deleted: bool = False
     reason: Reason | None = None
     reason_since_s: float = 0.0
     restarts: int = 0
@@ -95,7 +99,8 @@ class Pods:
         if reason is None or pod.reason is None or reason.kind != pod.reason.kind:
             pod.reason_since_s = now_s
         pod.reason = reason
-        if "deletionTimestamp" in meta:
+        pod.deleted |= "deletionTimestamp" in meta
+        if pod.deleted or pod.aside:
             pod.enter("draining", now_s)
         elif any(c["type"] == "Ready" and c["status"] == "True" for c in value["status"].get("conditions", ())):
             pod.enter("idle" if pod.free else "busy", now_s)
@@ -129,9 +134,19 @@ class Pods:
             if pod.live:
                 pod.enter("idle", now_s)
 
-    def draining(self, name: str) -> None:
-        """We have deleted it; the watch will say so soon."""
-        self._pods[name].enter("draining", self._clock())
+    def draining(self, name: str, *, aside: bool = False) -> None:
+        """We delete it now, the watch will say so soon; or set it aside first."""
+        pod = self._pods[name]
+        pod.aside |= aside
+        pod.enter("draining", self._clock())
+
+    def undeleted(self) -> list[str]:
+        """Pods that exist and nobody has deleted yet; whoever asks does so now."""
+        found = [pod for pod in self._pods.values() if pod.stopped_s is None and not pod.deleted]
+        for pod in found:
+            pod.deleted = True
+            pod.enter("draining", self._clock())
+        return [pod.name for pod in found]
 
     def of(self, function: str) -> list[Pod]:
         """Those that exist."""

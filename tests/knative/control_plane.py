@@ -28,6 +28,7 @@ from tests.knative.parts import SPEED, Json, Pod, Refused, Revision
 T = TypeVar("T")
 PREFIXES = {
     "/api/v1": "",
+    "/apis/apps/v1": "",
     "/apis/batch/v1": "",
     "/apis/serving.knative.dev/v1": "",
     "/apis/autoscaling.internal.knative.dev/v1alpha1": "",
@@ -54,7 +55,9 @@ class ControlPlane:
         self.denied: set[tuple[str, str]] = set()
         paths = [f"{prefix}/namespaces/{{ns}}/{{kind}}" for prefix in PREFIXES]
         verbs = ["GET", "POST", "PATCH", "DELETE"]
-        api = [Route(path + rest, self._api, methods=verbs) for path in paths for rest in ("", "/{name}")]
+        api = [
+            Route(path + rest, self._api, methods=verbs) for path in paths for rest in ("", "/{name}", "/{name}/scale")
+        ]
         api.append(Route("/{path:path}", self._static, methods=["GET", "POST"]))
         ingress = [Route("/{path:path}", self._ingress, methods=["GET", "POST"])]
         self._servers = []

@@ -18,6 +18,7 @@ from tests.knative.parts import (
     AUTOSCALER_TICK_S,
     COST,
     DRAIN_S,
+    HASH,
     MAX,
     MIN,
     READY_S,
@@ -29,6 +30,8 @@ from tests.knative.parts import (
     Pod,
     Refused,
     Revision,
+    annotations_of,
+    conditions,
     merge,
 )
 
@@ -159,9 +162,19 @@ class Cluster:
         if kind == "podautoscalers":
             if name not in self.revisions:
                 raise Refused(404, f'podautoscalers "{name}" not found')
-            return {"metadata": {"name": name}}  # and the Revision's value is back within 40 ms
+            revision = self.revisions[name]
+            revision.minimum = int(annotations_of(patch)[MIN])
+            self._decide(revision)
+            self.spawn(self._annotated(revision))
+            return {"metadata": {"name": name}}  # and the Revision's value is back
+        if kind == "deployments":
+            revision = self.revisions[name.removesuffix("-deployment")]
+            revision.replicas = patch["spec"]["replicas"]
+            self._reconcile(revision)
+            self.spawn(self._annotated(revision))
+            return {"metadata": {"name": name}}  # until the autoscaler looks
         value = self.get(kind, name)
-        if kind == "services" and any(key.startswith("autoscaling") for key in _annotations(patch)):
+        if kind == "services" and any(key.startswith("autoscaling") for key in annotations_of(patch)):
             raise Refused(400, "validation failed: invalid key name: metadata.annotations.autoscaling.knative.dev")
         changed = copy.deepcopy(value)
         merge(changed, patch)
@@ -170,16 +183,19 @@ class Cluster:
             low, high = int(annotations.get(MIN, "0")), int(annotations.get(MAX, "0"))
             if high and low > high:
                 raise Refused(400, f"validation failed: max-scale={high} is less than min-scale={low}")
-            self.spawn(self._annotated(self.revisions[name], low))
+            value.clear()
+            value.update(changed)
+            self.spawn(self._annotated(self.revisions[name]))
         value.clear()
         value.update(changed)
         if kind == "pods":
             self._tell("MODIFIED", value)
         return value
 
-    async def _annotated(self, revision: Revision, minimum: int) -> None:
+    async def _annotated(self, revision: Revision) -> None:
+        """The Revision's min-scale comes to the PodAutoscaler, which looks."""
         await asyncio.sleep(ANNOTATION_S)
-        revision.minimum = minimum
+        revision.minimum = int(revision.value["metadata"]["annotations"].get(MIN, "0"))
         self._decide(revision)
 
     def delete(self, kind: str, name: str, grace_s: float | None) -> None:
@@ -198,12 +214,16 @@ class Cluster:
             owners = self.objects[owned_kind, owned_name]["metadata"].get("ownerReferences", ())
             if any(owner["uid"] == value["metadata"].get("uid") for owner in owners):
                 self.delete(owned_kind, owned_name, None)
+        for pod in list(self.pods.values()):
+            owners = pod.value["metadata"].get("ownerReferences", ())
+            if any(owner["uid"] == value["metadata"].get("uid") for owner in owners):
+                self.remove(pod)
 
     async def _collect(self, revision: Revision) -> None:
         await asyncio.sleep(0.3 / SPEED)  # Service, Configuration, Revision, Deployment, ReplicaSet
         self.objects.pop(("revisions", revision.name), None)
         self.revisions.pop(revision.name, None)
-        for pod in revision.live:
+        for pod in revision.owned:
             self.remove(pod)
 
     async def _deadline(self, job: Json) -> None:
@@ -227,8 +247,10 @@ class Cluster:
         recent = revision.waiting > 0 or _now_s() - revision.last_request_s < WINDOW_S
         wish = max(revision.minimum, self._own_wish(revision) if recent else 0)
         high = int(revision.value["metadata"]["annotations"].get(MAX, "0"))
-        revision.replicas = min(wish, high) if high else wish
-        self._reconcile(revision)
+        replicas = revision.settle(min(wish, high) if high else wish, _now_s())
+        if replicas is not None:
+            revision.replicas = replicas
+            self._reconcile(revision)
 
     def _own_wish(self, revision: Revision) -> int:
         """The autoscaler's: by metric rps with a high target one, by concurrency what is open or was, over 70 %."""
@@ -250,12 +272,12 @@ class Cluster:
 
     def _reconcile(self, revision: Revision) -> None:
         """The ReplicaSet: not ready ones first, then the cheapest, busy or not."""
-        live = revision.live
+        live = revision.owned
         for _ in range(revision.replicas - len(live)):
             self._add(revision)
         surplus = len(live) - revision.replicas
         if surplus > 0:
-            order = sorted(live, key=lambda p: (p.ready, int(_annotations(p.value).get(COST, "0")), not p.busy))
+            order = sorted(live, key=lambda p: (p.ready, int(annotations_of(p.value).get(COST, "0")), not p.busy))
             for pod in order[:surplus]:
                 self.remove(pod)
 
@@ -269,6 +291,7 @@ class Cluster:
             "spec": copy.deepcopy(revision.template["spec"]),
             "status": {"phase": "Pending", "conditions": []},
         }
+        value["metadata"]["labels"][HASH] = "1"
         pod = Pod(value, revision, self.root / f"{uid}.sock")
         revision.pods.append(pod)
         self.pods[name] = pod
@@ -286,7 +309,7 @@ class Cluster:
                 statuses: list[Json] = [
                     {"restartCount": 1, "state": {}, "lastState": {"terminated": {"exitCode": code}}}
                 ]
-                pod.value["status"] |= {"containerStatuses": statuses, "conditions": _conditions(False)}
+                pod.value["status"] |= {"containerStatuses": statuses, "conditions": conditions(False)}
                 if code == -signal.SIGKILL and pod.value["metadata"].pop("oom", False):
                     statuses[0]["lastState"]["terminated"]["reason"] = "OOMKilled"
                 self._tell("MODIFIED", pod.value)
@@ -344,9 +367,10 @@ class Cluster:
             pod.path, self.root / "pods.log",
         )  # fmt: skip
         pod.ready = True
-        pod.value["status"] |= {"phase": "Running", "conditions": _conditions(True)}
+        pod.value["status"] |= {"phase": "Running", "conditions": conditions(True)}
         self._tell("MODIFIED", pod.value)
         pod.revision.freed.set()
+        self._decide(pod.revision)
 
     def remove(self, pod: Pod, *, short: bool = False) -> None:
         """A pod that is terminating already goes on as it was: a second DELETE with a short grace does not help."""
@@ -356,6 +380,7 @@ class Cluster:
             self._tell("MODIFIED", pod.value)
             self.spawn(self._terminate(pod, short))
             if pod.revision.name in self.revisions:
+                self._decide(pod.revision)
                 self._reconcile(pod.revision)
 
     async def _terminate(self, pod: Pod, short: bool) -> None:
@@ -374,15 +399,6 @@ class Cluster:
         self.events.append((version, kind, copy.deepcopy(value)))
         self.moved.set()
         self.moved = asyncio.Event()
-
-
-def _conditions(ready: bool) -> list[Json]:
-    return [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": str(ready)}]
-
-
-def _annotations(value: Json) -> Json:
-    found: Json = value.get("metadata", {}).get("annotations") or {}
-    return found
 
 
 def _now_s() -> float:

@@ -24,6 +24,7 @@ START_S = 0.25
 DRAIN_S = 31 / SPEED
 SHORT_GRACE_S = 2.5 / SPEED
 WINDOW_S = 6 / SPEED
+HASH = "pod-template-hash"
 MIN, MAX, COST = (
     "autoscaling.knative.dev/min-scale",
     "autoscaling.knative.dev/max-scale",
@@ -48,6 +49,15 @@ def merge(into: Json, patch: Json) -> None:
             merge(into.setdefault(key, {}), value)
         else:
             into[key] = copy.deepcopy(value)
+
+
+def conditions(ready: bool) -> list[Json]:
+    return [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": str(ready)}]
+
+
+def annotations_of(value: Json) -> Json:
+    found: Json = value.get("metadata", {}).get("annotations") or {}
+    return found
 
 
 @dataclass(eq=False)
@@ -78,6 +88,9 @@ class Revision:
     waiting: int = 0
     """Requests in the activator."""
     replicas: int = 0
+    active: str = "False"
+    """The PodAutoscaler's condition; Unknown: activating."""
+    active_since_s: float = 0.0
     pods: list[Pod] = field(default_factory=list)
     freed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -88,3 +101,27 @@ class Revision:
     @property
     def live(self) -> list[Pod]:
         return [pod for pod in self.pods if not pod.removing]
+
+    @property
+    def owned(self) -> list[Pod]:
+        """Those of its ReplicaSet, which knows them by a label."""
+        return [pod for pod in self.live if HASH in pod.value["metadata"]["labels"]]
+
+    def settle(self, wish: int, now_s: float) -> int | None:
+        """How many replicas the Deployment is to have, None: as it is. Zero has to be earned by a window of activity.
+
+        knative/serving 1.23, pkg/reconciler/autoscaling/kpa: handleScaleToZero, computeActiveCondition.
+        """
+        ready = sum(pod.ready for pod in self.live)
+        if wish == 0 and self.active == "True" and now_s - self.active_since_s < WINDOW_S:
+            wish = 1
+        if self.active == "Unknown" and wish == 0:
+            if ready:
+                self.active, self.active_since_s = "True", now_s
+            return None  # as long as it is activating, for the whole progress deadline
+        before = self.active
+        self.active = "False" if wish == 0 else "True" if ready >= max(1, self.minimum) else "Unknown"
+        if before != "True" and self.active == "True":
+            self.active_since_s = now_s
+        self.value["status"] = {"conditions": [{"type": "Active", "status": self.active}]}
+        return wish

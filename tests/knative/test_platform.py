@@ -15,6 +15,7 @@ import pytest
 from functions.wire import Call, Event
 from orchestrator.config import KnativeConfig
 from orchestrator.invoke import Invoker, Limits
+from orchestrator.platforms import knative_manifests as manifests
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
 from orchestrator.platforms.knative import KnativePlatform
 from orchestrator.platforms.knative_manifests import JobContext
@@ -136,6 +137,45 @@ def test_idle_replicas_do_not_drain_for_half_a_minute(control_plane: Start) -> N
             await platform.scale("count", 0)
             await until(lambda: not platform.replicas())
         assert plane.ask(lambda cluster: cluster.drained) == []
+
+    run(test())
+
+
+def test_nothing_is_put_back_after_a_short_stage(control_plane: Start) -> None:
+    """A pod deleted before its function has been active for a window is replaced, and its successor by another."""
+    plane = control_plane()
+
+    async def test() -> None:
+        async with knative(plane) as platform:
+            for stage in range(3):
+                await platform.scale("count", 2)
+                await asyncio.gather(*(answer(platform, count(f"s{stage}.{i}")) for i in range(2)))
+                await platform.scale("count", 0)
+                await until(lambda: not platform.replicas())
+            in_vain = [life for life in platform.usage() if life.ready_s is not None and life.busy_s == 0]
+            assert in_vain == []
+            assert plane.ask(lambda cluster: cluster.drained) == []
+
+    run(test())
+
+
+def test_a_pod_set_aside_goes_with_the_lease(control_plane: Start) -> None:
+    """An orchestrator that dies between setting a pod aside and deleting it leaves no pod that nobody owns."""
+    plane = control_plane()
+
+    def expire(cluster: Cluster) -> None:
+        [(_, name)] = [key for key in cluster.objects if key[0] == "jobs"]
+        [pod] = cluster.pods
+        cluster.patch("pods", pod, manifests.set_aside(cluster.objects["jobs", name]))
+        cluster.delete("jobs", name, None)
+
+    async def test() -> None:
+        async with knative(plane) as platform:
+            await platform.scale("count", 1)
+            await answer(platform, count("a"))
+            [pod] = plane.ask(lambda cluster: list(cluster.pods))
+            plane.ask(expire)
+            await until(lambda: plane.ask(lambda cluster: pod not in cluster.pods))
 
     run(test())
 
