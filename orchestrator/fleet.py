@@ -98,6 +98,7 @@ class Fleet:
         """and in the next."""
         self._begun: set[str] = set()
         self._told: dict[str, int] = {}
+        self._telling: dict[str, asyncio.Lock] = {}
 
     @asynccontextmanager
     async def stage(self, function: str, replicas: int) -> AsyncIterator[Stage]:
@@ -117,7 +118,7 @@ class Fleet:
             self._ahead[function] = replicas
         elif function not in self._begun:
             self._warm[function] = replicas
-        await self.settle(function)
+        await asyncio.shield(self.settle(function))
 
     def begin(self, function: str) -> None:
         """The function's first call of a stage: from here on the stage says what is wanted."""
@@ -138,11 +139,12 @@ class Fleet:
             await self.settle(name)
 
     async def settle(self, function: str) -> None:
-        """Tells the platform how many replicas are wanted, if that has changed."""
-        asked = sum(stage.wanted for stage in self._stages.get(function, ()))
-        limit = max((stage.replicas for stage in self._stages.get(function, ())), default=0)
-        held = (self._kept, self._warm, self._ahead)
-        wanted = max(min(asked, limit), *(replicas.get(function, 0) for replicas in held))
-        if self._told.get(function, 0) != wanted:
-            self._told[function] = wanted
-            await self.platform.scale(function, wanted)
+        """Tells the platform how many replicas are wanted, if that has changed; returns when it has been told."""
+        async with self._telling.setdefault(function, asyncio.Lock()):
+            asked = sum(stage.wanted for stage in self._stages.get(function, ()))
+            limit = max((stage.replicas for stage in self._stages.get(function, ())), default=0)
+            held = (self._kept, self._warm, self._ahead)
+            wanted = max(min(asked, limit), *(replicas.get(function, 0) for replicas in held))
+            if self._told.get(function, 0) != wanted:
+                self._told[function] = wanted
+                await self.platform.scale(function, wanted)
