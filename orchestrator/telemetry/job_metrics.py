@@ -34,6 +34,8 @@ CALLS = Metric("rlhf_job_calls_total", "counter", "Attempts at calls, by outcome
                "failed.", ("function", "outcome"))  # fmt: skip
 CALL_SECONDS = Metric("rlhf_job_call_duration_seconds", "histogram", "Seconds from a call's start on a replica to its "
                       "result.", ("function",))  # fmt: skip
+PHASE_SECONDS = Metric("rlhf_job_phase_seconds_total", "counter", "Seconds of calls by phase: start, read, fetch, "
+                       "load, generate, ...; phases may lie within others.", ("function", "phase"))  # fmt: skip
 COLD_START = Metric("rlhf_job_cold_start_seconds", "histogram", "Seconds from the request of a call to its start, "
                     "where it found no replica that had answered before.", ("function",))  # fmt: skip
 SAMPLES = Metric("rlhf_job_samples_total", "counter", "Samples that calls have worked on.", ("function",))
@@ -51,8 +53,8 @@ RESERVED_COST = Metric("rlhf_job_reserved_cost_usd", "gauge", "What holding ever
 
 METRICS = (
     STEP_SECONDS, STEP_COST, STAGE_SECONDS, REWARD, RESPONSE_TOKENS, VALIDATION, MISMATCH, PLANNER_ERROR, CALLS,
-    CALL_SECONDS, COLD_START, SAMPLES, TOKENS, BYTES, FUNCTION_COST, REPLICA_SECONDS, BUSY_SECONDS, GPU_SECONDS, STARTS,
-    RESERVED_COST,
+    CALL_SECONDS, PHASE_SECONDS, COLD_START, SAMPLES, TOKENS, BYTES, FUNCTION_COST, REPLICA_SECONDS, BUSY_SECONDS,
+    GPU_SECONDS, STARTS, RESERVED_COST,
 )  # fmt: skip
 _OF_STEP = {"critic/score/mean": REWARD, "response_length/mean": RESPONSE_TOKENS, MISMATCH_METRIC: MISMATCH,
             "perf/time_per_step": STEP_SECONDS}  # fmt: skip
@@ -73,6 +75,8 @@ class JobMetrics:
         if call is None:
             return
         values.observe(CALL_SECONDS, call.work_s, function)
+        for phase, start_s, stop_s in call.phases:
+            values.add(PHASE_SECONDS, stop_s - start_s, function, phase)
         if call.cold:
             values.observe(COLD_START, call.start_s, function)
         values.add(SAMPLES, call.samples or call.stats.get("samples", 0.0), function)

@@ -112,6 +112,8 @@ def test_the_numbers_are_those_of_the_job(scraped: tuple[Scraped, str]) -> None:
     assert 0 <= total("rlhf_job_rollout_mismatch") < total("rlhf_job_rollout_mismatch_bound") == 10
     stages = {dict(labels)["stage"] for labels in found.of("rlhf_job_stage_seconds_total")}
     assert {"gen", "reward", "update_actor"} <= stages
+    phases = {(dict(labels)["function"], dict(labels)["phase"]) for labels in found.of("rlhf_job_phase_seconds_total")}
+    assert {("generate", "generate"), ("reward", "score"), ("train", "publish")} <= phases
     states = {dict(labels)["state"] for labels in found.of("rlhf_job_replicas")}
     assert "busy" in states
 
