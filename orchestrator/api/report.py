@@ -15,12 +15,13 @@ from functions.logs import LogLine
 from functions.wire import Json
 from orchestrator.api.jobs import Job
 from orchestrator.api.launch import OUTPUT
-from orchestrator.api.look.costs import cost_columns
+from orchestrator.api.look.costs import NO_BOOKS, cost_columns
 from orchestrator.api.look.log import event_page, last_lines
 from orchestrator.api.look.plan import plan_of
-from orchestrator.api.look.routes import NO_BOOKS, checkpoints_of, cost_of, metrics_of
+from orchestrator.api.look.routes import checkpoints_of, cost_of, metrics_of
 from orchestrator.api.look.tail import Tails
 from orchestrator.api.look.texts import kept_steps, read_samples
+from orchestrator.api.look.thin import Names
 from orchestrator.api.look.timeline import Timelines
 from orchestrator.api.page import report_page
 from orchestrator.api.redact import redacted
@@ -63,13 +64,14 @@ def report_data(directory: RunDirectory) -> Json:
     summary = SummaryFile(path / "events.jsonl").read()
     job = Job(path.name, Wish.read(path), directory.job, summary, alive, read_now(path / NOW))
     books = read_books(path / "cost.json")
+    rows = tails.read(path / "metrics.jsonl")
     planned = tails.read(path / "plans.jsonl")
     steps = evenly(sorted({line["step"] for line in planned}), PLANS)
     page = event_page(tails.read(path / "events.jsonl"), None, None, EVENTS)
     return {
         "made_at": time.time(),
         "job": detail(job),
-        "metrics": metrics_of(tails.read(path / "metrics.jsonl"), (), 0, None, POINTS),
+        "metrics": metrics_of(rows, Names().of(path, rows), (), 0, None, POINTS),
         "cost": cost_of(books, steps=False),
         "cost_steps": cost_columns(books or NO_BOOKS, POINTS),
         "replicas": _timelines(path, job.config.function, alive),

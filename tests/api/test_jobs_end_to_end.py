@@ -81,6 +81,16 @@ def test_from_post_to_model_over_kills(tmp_path: Path) -> None:
         assert api.get(f"/v1/jobs/{id}/samples").json()["total"] == 12
         assert api.get(f"/v1/jobs/{id}/checkpoints").json()["model"] is True
 
+        assert all(sample["mismatch"] < 1e-3 for sample in api.get(f"/v1/jobs/{id}/samples").json()["samples"])
+        assert api.get(f"/v1/jobs/{id}/plan").json()["plan"]["replicas"] == {"generate": 2, "reward": 1, "train": 1}
+        timeline = api.get(f"/v1/jobs/{id}/replicas").json()
+        assert [step for step, _, _ in timeline["steps"]] == list(range(STEPS + 1))
+        train = next(function for function in timeline["functions"] if function["name"] == "train")
+        assert len(train["calls"]) >= STEPS, "a call for each step, over three executions"
+        for start, ready, draining, stop in (life[1:5] for life in train["lives"]):
+            assert start <= ready <= stop
+            assert start <= draining <= stop
+
         wait_for(lambda: api.delete(f"/v1/jobs/{id}").status_code == 204, what="deleted")
         assert [path.name for path in runs.iterdir()] == [".idempotency"]
     wait_for(lambda: not processes_naming(runs), what="no process left", timeout_s=10)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.api.conftest import WRITE, Served, serving, wait_for

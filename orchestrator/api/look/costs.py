@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections import OrderedDict
@@ -12,6 +13,8 @@ from orchestrator.api.look.thin import parts
 from orchestrator.ledger import Books, StepCost, read_books, total
 
 KEPT = 16
+"""Runs whose books stay read, and answers that stay made of each."""
+NO_BOOKS = Books([], StepCost(0), StepCost(0), 0)
 MEASURES = ("usd", "gpu_s", "replica_s", "busy_s")
 
 
@@ -19,7 +22,8 @@ class BookFiles:
     """cost.json of the runs that were asked for last, read again when it has changed. Thread-safe."""
 
     def __init__(self) -> None:
-        self._files: OrderedDict[Path, tuple[tuple[int, int], Books]] = OrderedDict()
+        self._files: OrderedDict[Path, tuple[tuple[int, int], Books, dict[int | None, str]]] = OrderedDict()
+        """Stamp, books, and the columns that were worked out of them, by their number of points."""
         self._lock = threading.Lock()
 
     def read(self, path: Path) -> Books | None:
@@ -34,11 +38,24 @@ class BookFiles:
                 books = read_books(path)
                 if books is None:
                     return None
-                self._files[path] = (stamp, books)
+                self._files[path] = (stamp, books, {})
             self._files.move_to_end(path)
             while len(self._files) > KEPT:
                 self._files.popitem(last=False)
             return self._files[path][1]
+
+    def columns(self, path: Path, points: int | None) -> str:
+        """`cost_columns`, as JSON. Raises RunError."""
+        books = self.read(path)
+        if books is None:
+            return json.dumps(cost_columns(NO_BOOKS, points))
+        with self._lock:
+            known = self._files[path][2]
+            if points not in known:
+                if len(known) >= KEPT:
+                    known.clear()
+                known[points] = json.dumps(cost_columns(books, points))
+            return known[points]
 
 
 def cost_columns(books: Books, points: int | None) -> Json:

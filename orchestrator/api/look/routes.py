@@ -17,23 +17,22 @@ from functions.wire import Json
 from orchestrator.api.jobs import ID, Job, Jobs
 from orchestrator.api.launch import OUTPUT
 from orchestrator.api.look import models
-from orchestrator.api.look.costs import BookFiles, cost_columns
+from orchestrator.api.look.costs import NO_BOOKS, BookFiles
 from orchestrator.api.look.log import event_page, last_lines
 from orchestrator.api.look.plan import plan_of
 from orchestrator.api.look.tail import Tails
 from orchestrator.api.look.texts import Filter, SortKey, chosen, kept_steps, read_samples
-from orchestrator.api.look.thin import columns, names_of, parts, thinned
+from orchestrator.api.look.thin import Names, columns, parts, thinned
 from orchestrator.api.look.timeline import Timelines
 from orchestrator.api.problems import responses
 from orchestrator.api.redact import redacted
 from orchestrator.events import FILE as EVENTS
 from orchestrator.events import EventType
-from orchestrator.ledger import Books, StepCost
+from orchestrator.ledger import Books
 from orchestrator.telemetry.plans import FILE as PLANS
 
 JSON_TYPE = "application/json"
 LARGEST_TIME_S = 1e10
-NO_BOOKS = Books([], StepCost(0), StepCost(0), 0)
 JobId = Annotated[str, Path(pattern=ID, max_length=48, description="A job's id")]
 AnyStep = Annotated[int | None, Query(ge=0, le=10**9)]
 Points = Annotated[
@@ -52,7 +51,7 @@ def look_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         prefix="/v1/jobs", tags=["look"], dependencies=[Depends(reads)], responses=responses(401, 404, 422)
     )
     metric_rows, event_rows, sample_rows, plan_rows = Tails(), Tails(), Tails(), Tails()
-    books, timelines = BookFiles(), Timelines()
+    books, timelines, names = BookFiles(), Timelines(), Names()
 
     def directory(id: str) -> FilePath:
         return jobs.directory(jobs.get(id).id)
@@ -70,8 +69,9 @@ def look_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         to_step: AnyStep = None,
         points: Points = None,
     ) -> Response:
-        rows = metric_rows.read(directory(id) / "metrics.jsonl")
-        answer = metrics_of(rows, name or (), from_step, to_step, points)
+        path = directory(id) / "metrics.jsonl"
+        rows = metric_rows.read(path)
+        answer = metrics_of(rows, names.of(path, rows), name or (), from_step, to_step, points)
         return Response(json.dumps(answer), media_type=JSON_TYPE)
 
     @router.get(
@@ -90,8 +90,7 @@ def look_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         response_model=models.CostSteps,
     )  # fmt: skip
     def cost_steps(id: JobId, points: Points = None) -> Response:
-        found = books.read(directory(id) / "cost.json") or NO_BOOKS
-        return Response(json.dumps(cost_columns(found, points)), media_type=JSON_TYPE)
+        return Response(books.columns(directory(id) / "cost.json", points), media_type=JSON_TYPE)
 
     @router.get(
         "/{id}/checkpoints", operation_id="listCheckpoints", summary="Versions whose weights are kept",
@@ -180,11 +179,12 @@ def look_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
 
 
 def metrics_of(
-    rows: Sequence[dict[str, Any]], names: Sequence[str], from_step: int, to_step: int | None, points: int | None
-) -> Json:
+    rows: Sequence[dict[str, Any]], known: Sequence[str], names: Sequence[str], from_step: int, to_step: int | None,
+    points: int | None,
+) -> Json:  # fmt: skip
     """The Metrics of models.py."""
-    steps, values = columns(rows, names=names, from_step=from_step, to_step=to_step)
-    answer: Json = {"steps": steps, "metrics": values, "low": {}, "high": {}, "names": names_of(rows)}
+    steps, values = columns(rows, known, names=names, from_step=from_step, to_step=to_step)
+    answer: Json = {"steps": steps, "metrics": values, "low": {}, "high": {}, "names": list(known)}
     if points is not None and points < len(steps):
         runs = parts(len(steps), points)
         answer["steps"] = [steps[run[-1]] for run in runs]

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from functions.wire import Json
-from orchestrator.api.look.trace import Function, Lane, Life, TraceFile, Work, place
+from orchestrator.api.look.trace import Function, Lane, Life, TraceFile, Work, implied, place
 from orchestrator.telemetry.now import FILE, read_now
 
 KEPT = 16
@@ -26,7 +26,6 @@ KEPT = 16
 ALWAYS = ("generate", "reward", "train")
 """Functions that every job has."""
 Array = npt.NDArray[np.float64]
-Interval = tuple[float, float]
 
 
 @dataclass
@@ -39,8 +38,8 @@ class _Integral:
     stop_sums: Array
 
     @classmethod
-    def of(cls, intervals: list[Interval]) -> _Integral:
-        pairs = np.array(intervals, np.float64).reshape(-1, 2)
+    def of(cls, pairs: Array) -> _Integral:
+        """Of intervals [N, 2]."""
         starts, stops = np.sort(pairs[:, 0]), np.sort(pairs[:, 1])
         return cls(starts, stops, np.cumsum(np.r_[0.0, starts]), np.cumsum(np.r_[0.0, stops]))
 
@@ -56,14 +55,47 @@ class _Integral:
 
 
 @dataclass
+class _Known:
+    """What is worked out of one function's history once: where each rectangle lies, and how many there are when."""
+
+    life_ends: Array
+    """[lives, 2]: start and stop."""
+    work_ends: Array
+    alive: _Integral
+    starting: _Integral
+    busy: _Integral
+    draining: _Integral
+
+    @classmethod
+    def of(cls, lives: list[Life], works: list[Work]) -> _Known:
+        life_ends = _pairs([(life.start_s, life.stop_s) for life in lives])
+        work_ends = _pairs([(work.start_s, work.stop_s) for work in works])
+        return cls(
+            life_ends,
+            work_ends,
+            _Integral.of(life_ends),
+            _Integral.of(_pairs([(life.start_s, life.ready_s) for life in lives])),
+            _Integral.of(work_ends),
+            _Integral.of(_pairs([(life.draining_s, life.stop_s) for life in lives])),
+        )
+
+    def count(self, begin: float, end: float) -> int:
+        return self.alive.count(begin, end) + self.busy.count(begin, end)
+
+    def means(self, edges: Array) -> tuple[Array, Array, Array, Array]:
+        """Alive, starting, busy, draining."""
+        return self.alive.means(edges), self.starting.means(edges), self.busy.means(edges), self.draining.means(edges)
+
+
+@dataclass
 class _Run:
     """A run's parsed trace, and what was worked out of it."""
 
     trace: TraceFile
     lock: threading.Lock = field(default_factory=threading.Lock)
     version: int = -1
-    integrals: dict[str, tuple[_Integral, _Integral, _Integral, _Integral]] = field(default_factory=dict)
-    """By function: alive, starting, busy, draining; of what is in the trace."""
+    known: dict[str, _Known] = field(default_factory=dict)
+    """By function, of what is in the trace."""
 
 
 class Timelines:
@@ -89,25 +121,26 @@ class Timelines:
             now = read_now(directory / FILE)
             trace = run.trace.read()
             if run.version != trace.version:
-                run.version, run.integrals = trace.version, {n: _integrals(f) for n, f in trace.functions.items()}
+                run.version = trace.version
+                run.known = {name: _Known.of(f.lives, f.work) for name, f in trace.functions.items()}
             end_s = max([stop for _, _, stop in trace.steps[-1:]] + ([now["at_s"]] if now else []), default=0.0)
             begin = 0.0 if from_s is None else min(from_s, end_s)
             end = end_s if to_s is None else to_s
             end = max(end, begin + 1e-3)
             open_ = _open(trace, now, end_s)
-            count = sum(s[0].count(begin, end) + s[2].count(begin, end) for s in run.integrals.values())
+            count = sum(known.count(begin, end) for known in run.known.values())
             lanes = count + sum(len(lives) + len(works) for lives, works in open_.values()) <= most
             edges = np.linspace(begin, end, bins + 1)
             found = []
             for name in sorted({*ALWAYS, *trace.functions, *open_}, key=_order):
-                known = trace.functions.get(name) or Function()
+                function = trace.functions.get(name) or Function()
+                known = run.known.get(name) or _Known.of([], [])
                 row: Json = {"name": name, "most": may_have(name)}
                 lives, works = open_.get(name, ([], []))
                 if lanes:
-                    row |= _lanes(known, lives, works, begin, end)
+                    row |= _lanes(function, known, lives, works, begin, end)
                 else:
-                    sums = run.integrals.get(name) or _integrals(known)
-                    row |= _counts(sums, lives, works, edges)
+                    row |= _counts(known, lives, works, edges)
                 found.append(row)
             marks = [step for step in trace.steps if step[2] > begin and step[1] < end]
             return {
@@ -153,29 +186,35 @@ def _open(trace: TraceFile, now: Json | None, end_s: float) -> dict[str, tuple[l
         named = {life.replica for life in lives}
         for replica, which in function.lifeless().items():
             if replica not in named:  # its orchestrator was killed: it lived at least as long as it worked
-                start_s, stop_s = function.work[which[0]].start_s, function.work[which[-1]].stop_s
-                lives.append(Life(replica, start_s, start_s, stop_s, stop_s))
+                lives.append(implied(replica, [function.work[i] for i in which]))
     return found
 
 
-def _lanes(function: Function, lives: list[Life], works: list[Work], begin: float, end: float) -> Json:
+def _pairs(intervals: list[tuple[float, float]]) -> Array:
+    return np.array(intervals, np.float64).reshape(-1, 2)
+
+
+def _within(ends: Array, begin: float, end: float) -> list[int]:
+    """Which of [start, stop] overlap the window."""
+    return np.flatnonzero((ends[:, 1] > begin) & (ends[:, 0] < end)).tolist()
+
+
+def _lanes(function: Function, known: _Known, lives: list[Life], works: list[Work], begin: float, end: float) -> Json:
     """Lives [lane, start, ready, draining, stop, replica] and calls [lane, start, stop, operation] of the window."""
     lanes = [Lane(list(lane.starts), list(lane.stops)) for lane in function.lanes] if lives else function.lanes
     rows: dict[str, int] = {}
-    shown: list[list[int | float | str]] = [
-        [row, life.start_s, life.ready_s, life.draining_s, life.stop_s, life.replica]
-        for life, row in zip(function.lives, function.rows, strict=True)
-        if life.stop_s > begin and life.start_s < end
-    ]
+    shown: list[list[int | float | str]] = []
+    for i in _within(known.life_ends, begin, end):
+        life = function.lives[i]
+        shown.append([function.rows[i], life.start_s, life.ready_s, life.draining_s, life.stop_s, life.replica])
     for life in lives:
         rows[life.replica] = place(lanes, life.start_s, life.stop_s)
         if life.stop_s > begin and life.start_s < end:
             shown.append([rows[life.replica], life.start_s, life.ready_s, life.draining_s, life.stop_s, life.replica])
-    calls: list[list[int | float | str]] = [
-        [row if row >= 0 else rows.get(work.replica, 0), work.start_s, work.stop_s, work.operation]
-        for work, row in zip(function.work, function.row_of, strict=True)
-        if work.stop_s > begin and work.start_s < end
-    ]
+    calls: list[list[int | float | str]] = []
+    for i in _within(known.work_ends, begin, end):
+        work, row = function.work[i], function.row_of[i]
+        calls.append([row if row >= 0 else rows.get(work.replica, 0), work.start_s, work.stop_s, work.operation])
     calls += [
         [rows[w.replica], w.start_s, w.stop_s, w.operation] for w in works if w.stop_s > begin and w.start_s < end
     ]
@@ -186,25 +225,9 @@ def _rounded(row: list[int | float | str]) -> list[int | float | str]:
     return [round(value, 4) if isinstance(value, float) else value for value in row]
 
 
-def _integrals(function: Function) -> tuple[_Integral, _Integral, _Integral, _Integral]:
-    return _of(function.lives, function.work)
-
-
-def _of(lives: list[Life], works: list[Work]) -> tuple[_Integral, _Integral, _Integral, _Integral]:
-    return (
-        _Integral.of([(life.start_s, life.stop_s) for life in lives]),
-        _Integral.of([(life.start_s, life.ready_s) for life in lives]),
-        _Integral.of([(work.start_s, work.stop_s) for work in works]),
-        _Integral.of([(life.draining_s, life.stop_s) for life in lives]),
-    )
-
-
-def _counts(
-    sums: tuple[_Integral, _Integral, _Integral, _Integral], lives: list[Life], works: list[Work], edges: Array
-) -> Json:
-    alive, starting, busy, draining = (
-        a.means(edges) + b.means(edges) for a, b in zip(sums, _of(lives, works), strict=True)
-    )
+def _counts(known: _Known, lives: list[Life], works: list[Work], edges: Array) -> Json:
+    both = zip(known.means(edges), _Known.of(lives, works).means(edges), strict=True)
+    alive, starting, busy, draining = (a + b for a, b in both)
     idle = np.maximum(0.0, alive - starting - busy - draining)
     states = {"busy": busy, "idle": idle, "starting": starting, "draining": draining}
     return {"counts": {name: np.round(np.maximum(0.0, values), 3).tolist() for name, values in states.items()}}

@@ -10,8 +10,10 @@ import bisect
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from functions.wire import Json
 from orchestrator.errors import RunError
@@ -35,8 +37,7 @@ class Lane:
         self.stops.insert(i, stop_s)
 
 
-@dataclass(frozen=True)
-class Life:
+class Life(NamedTuple):
     """A replica from `start_s` to `stop_s`: starting until `ready_s`, asked to go at `draining_s`."""
 
     replica: str
@@ -46,8 +47,7 @@ class Life:
     stop_s: float
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """A call, as long as its replica was not asked to go."""
 
     replica: str
@@ -75,8 +75,18 @@ class Function:
         self._last[life.replica] = len(self.lives)
         self.lives.append(life)
         self.rows.append(row)
-        for i in self._alone.pop(life.replica, ()):
-            self._join(i, life, row)
+        before = [i for i in self._alone.pop(life.replica, ()) if not self._join(i, life, row)]
+        if before:  # of a replica of that name whose orchestrator was killed
+            self._add_implied(life.replica, before)
+
+    def _add_implied(self, replica: str, work: list[int]) -> None:
+        """It lived at least as long as it worked."""
+        life = implied(replica, [self.work[i] for i in work])
+        row = place(self.lanes, life.start_s, life.stop_s)
+        self.lives.append(life)
+        self.rows.append(row)
+        for i in work:
+            self.row_of[i] = row
 
     def add_work(self, work: Work) -> None:
         self.work.append(work)
@@ -97,6 +107,11 @@ class Function:
     def lifeless(self) -> dict[str, list[int]]:
         """Work of replicas whose life is not in the trace: they exist, or their orchestrator was killed."""
         return self._alone
+
+
+def implied(replica: str, work: list[Work]) -> Life:
+    start_s, stop_s = min(w.start_s for w in work), max(w.stop_s for w in work)
+    return Life(replica, start_s, start_s, stop_s, stop_s)
 
 
 def place(lanes: list[Lane], start_s: float, stop_s: float) -> int:
@@ -146,6 +161,14 @@ class TraceFile:
 
     def _events(self, data: bytes) -> Iterator[Json]:
         """Whole events. The offset stays at the last one's end: what comes next is written over the closing bracket."""
+        whole = data.rfind(b"}\n]\n") + 1
+        if whole:  # as it is between two writes
+            with suppress(ValueError):
+                events = json.loads(b"[" + data[:whole].lstrip(b"[,\n") + b"]")
+                self._offset += whole
+                self.version += 1
+                yield from events
+                return
         base, at = self._offset, 0
         while at < len(data):
             end = data.find(b"\n", at)

@@ -38,13 +38,10 @@ export function Curves({ store }) {
   const names = store.names.value;
   const key = names.join();
   useEffect(() => {
-    if (!names.length) {
-      store.source.metrics(["training/"], 1).then((some) => (store.names.value = some.names), () => {});
-      return;
-    }
+    if (!names.length) return; // they come with the first step
     const own = remembered()?.filter((name) => names.includes(name));
     store.choose(own?.length ? own : usual(names));
-  }, [key, store.steps.value > 0]);
+  }, [key]);
 
   const pick = (chosen) => {
     try {

@@ -51,13 +51,12 @@ export function ago(unix, now = Date.now() / 1000) {
 
 export const plural = (count, one, many = `${one}s`) => `${whole(count)} ${count === 1 ? one : many}`;
 
-// Round numbers for an axis: at most `most` of them between low and high.
-export function ticks(low, high, most) {
-  const span = high - low || 1;
-  const raw = span / Math.max(1, most);
-  const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => span / s <= most) ?? 10 * power;
+const TIMES = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+
+// Round times for an axis in seconds.
+export function times(low, high, most) {
+  const step = TIMES.find((s) => (high - low) / s <= most) ?? 86400 * Math.ceil((high - low) / 86400 / most);
   const found = [];
-  for (let k = Math.ceil(low / step); k * step <= high + 1e-9 * span; k++) found.push(k * step);
-  return { step, values: found };
+  for (let k = Math.ceil(low / step); k * step <= high; k++) found.push(Number((k * step).toFixed(3)));
+  return found;
 }

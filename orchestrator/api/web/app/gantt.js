@@ -113,6 +113,7 @@ export function Gantt({ store }) {
       note=${html`<span class="legend inline">${STATES.map((state) => html`<span><i class=${`ink-${state}`} aria-hidden="true"></i>${state}</span>`)}</span>`}>
     ${problem && html`<${Failure} problem=${problem} />`}
     ${empty && html`<p class="quietly">No function has had a replica yet.</p>`}
+    ${!timeline && !problem && !empty && html`<p class="quietly over">Reading the replicas…</p>`}
     <div ref=${box} class="canvas" onPointerLeave=${() => setTip(null)}>
       ${table
         ? html`<${Table} caption=${view ? `Seconds of replicas by state, ${duration(view.from)} to ${duration(view.to)}` : "Replicas"} rows=${rows}

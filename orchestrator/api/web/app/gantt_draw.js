@@ -1,6 +1,6 @@
 // Draws replicas over time on a canvas: a bar per replica in its lane, or, from far away, counts stacked by state.
 // Pure but for the canvas: everything it needs comes in. Lengths are CSS pixels, times seconds.
-import { duration, ticks } from "app/format.js";
+import { duration, times } from "app/format.js";
 
 export const STATES = ["busy", "idle", "starting", "draining"];
 export const HEAD = 18; // room for the steps' numbers
@@ -110,7 +110,7 @@ function marks(ctx, { x, timeline, colors, places, gutter, width }) {
 }
 
 function axis(ctx, { x, view, colors, places, width, gutter }) {
-  const { values } = ticks(view.from, view.to, Math.max(2, Math.floor((width - gutter) / 90)));
+  const values = times(view.from, view.to, Math.max(2, Math.floor((width - gutter) / 80)));
   const bottom = places.height - FOOT;
   ctx.strokeStyle = colors.grid;
   ctx.fillStyle = colors.muted;
@@ -120,7 +120,7 @@ function axis(ctx, { x, view, colors, places, width, gutter }) {
   for (const value of values) {
     const at = x(value);
     line(ctx, at, bottom, at, bottom + 4);
-    if (at > gutter + 12 && at < width - 18) ctx.fillText(duration(Number(value.toPrecision(6))), at, bottom + 7);
+    if (at > gutter + 12 && at < width - 18) ctx.fillText(duration(value), at, bottom + 7);
   }
 }
 

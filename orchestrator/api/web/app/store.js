@@ -34,7 +34,10 @@ export function openStore(id, source) {
       store.job.value = await source.job();
     },
     async metrics() {
-      if (!store.shown.value.length) return;
+      if (!store.shown.value.length) {
+        store.names.value = (await source.metrics(["training/"], 1)).names;
+        return;
+      }
       const found = await source.metrics(store.shown.value, POINTS);
       batch(() => {
         store.metrics.value = found;
@@ -128,8 +131,11 @@ export function openStore(id, source) {
   };
 
   store.choose = (names) => {
+    if (String(names) === String(store.shown.value)) return;
+    const first = store.metrics.value === null;
     store.shown.value = names;
-    soon("metrics");
+    if (first) refresh.metrics().catch(() => soon("metrics"));
+    else soon("metrics");
   };
 
   store.poke = () => {
@@ -146,7 +152,9 @@ export function openStore(id, source) {
 
   store.open = async () => {
     try {
+      const names = source.metrics(["training/"], 1); // what there is, while the job is asked for
       await refresh.job();
+      store.names.value = (await names).names;
     } catch (problem) {
       store.failure.value = problem;
       if (problem.status === 0 && !closed) setTimeout(() => !closed && store.open(), 2000);

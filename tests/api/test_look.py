@@ -1,0 +1,277 @@
+"""What a page looks at: traces as they grow, replicas by hand-made cases, columns, pages, samples."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.api.look.costs import cost_columns
+from orchestrator.api.look.log import event_page, last_lines
+from orchestrator.api.look.plan import plan_of
+from orchestrator.api.look.tail import Tails
+from orchestrator.api.look.texts import Filter, chosen
+from orchestrator.api.look.thin import Names, columns, parts, thinned
+from orchestrator.api.look.timeline import Timelines
+from orchestrator.api.look.trace import Lane, TraceFile, place
+from orchestrator.ledger import Books, Cost, StepCost, reserved_costs, together
+from orchestrator.planner.base import CurvePoint, StepPlan
+from orchestrator.platforms.base import FunctionSpec, Replica, Usage
+from orchestrator.telemetry.now import Now
+from orchestrator.telemetry.plans import Plans
+from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
+
+NO_BOOKS = Books([], together([]), StepCost(1), 1)
+
+
+def window(path: Path, **given: Any) -> dict[str, Any]:
+    asked = {"from_s": None, "to_s": None, "bins": 10, "most": 100, "alive": False}
+    found: dict[str, Any] = Timelines().window(path, lambda _name: 2, **(asked | given))
+    return found
+
+
+def function(timeline: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(f for f in timeline["functions"] if f["name"] == name)
+    return found
+
+
+def written(path: Path) -> Trace:
+    """One step of ten seconds: a replica that starts until 2, works from 3 to 6, is asked to go at 8, is gone at 9."""
+    trace = Trace(path / "trace.json", now_s=100.0, unix_s=5000.0)
+    usage = [Usage("generate", "generate-0", 101.0, 109.0, 3.0, 102.0, 108.0)]
+    spans = [
+        TraceSpan(JOB, "step", "step 0", 100.0, 110.0),
+        TraceSpan("generate", "generate-0", "generate", 103.0, 106.0),
+    ]
+    trace.write(spans, usage, 110.0)
+    return trace
+
+
+def test_a_replica_in_its_lane(tmp_path: Path) -> None:
+    written(tmp_path)
+    timeline = window(tmp_path)
+    assert (timeline["lanes"], timeline["end_s"], timeline["begun_at"]) == (True, 10.0, 5000.0)
+    assert timeline["steps"] == [[0, 0.0, 10.0]]
+    assert function(timeline, "generate")["lives"] == [[0, 1.0, 2.0, 8.0, 9.0, "generate-0"]]
+    assert function(timeline, "generate")["calls"] == [[0, 3.0, 6.0, "generate"]]
+    assert [f["name"] for f in timeline["functions"]] == ["generate", "reward", "train"]
+    assert function(window(tmp_path, from_s=9.5, to_s=10.0), "generate")["lives"] == []
+
+
+def test_counts_are_means_over_bins(tmp_path: Path) -> None:
+    written(tmp_path)
+    counts = function(window(tmp_path, most=0, bins=5), "generate")["counts"]  # bins of two seconds
+    assert counts == {
+        "busy": [0.0, 0.5, 1.0, 0.0, 0.0],
+        "idle": [0.0, 0.5, 0.0, 1.0, 0.0],
+        "starting": [0.5, 0.0, 0.0, 0.0, 0.0],
+        "draining": [0.0, 0.0, 0.0, 0.0, 0.5],
+    }
+
+
+def test_a_call_that_outlasts_the_order_to_go_is_draining_from_there(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "trace.json", now_s=0.0, unix_s=5000.0)
+    life = Usage("train", "train-0", 0.0, 10.0, 10.0, 0.0, 6.0)
+    steps = [TraceSpan(JOB, "step", "step 0", 0.0, 10.0), TraceSpan("train", "train-0", "train", 0.0, 10.0)]
+    trace.write(steps, [life], 10.0)
+    assert function(window(tmp_path), "train")["calls"] == [[0, 0.0, 6.0, "train"]]
+    counts = function(window(tmp_path, most=0, bins=1), "train")["counts"]
+    assert counts == {"busy": [0.6], "idle": [0.0], "starting": [0.0], "draining": [0.4]}
+
+
+def test_what_the_trace_does_not_have_yet_comes_from_now(tmp_path: Path) -> None:
+    trace = written(tmp_path)
+    now = Now(tmp_path, trace.job_s)
+    now.look([Replica("generate", "generate-1", "starting", 111.0)], 111.2)
+    now.look([Replica("generate", "generate-1", "busy", 112.0)], 112.1)
+    now.look([Replica("generate", "generate-1", "idle", 113.5), Replica("reward", "reward-0", "busy", 113.0)], 114.0)
+    now.look([Replica("generate", "generate-1", "idle", 113.5)], 115.0)
+    now.write(1, NO_BOOKS, 115.0)
+    timeline = window(tmp_path, alive=True)
+    assert timeline["end_s"] == 15.0
+    assert function(timeline, "generate")["lives"][1:] == [[0, 11.0, 12.0, 15.0, 15.0, "generate-1"]]
+    assert function(timeline, "generate")["calls"][1:] == [[0, 12.0, 13.5, ""]]
+    assert function(timeline, "reward")["lives"] == [[0, 13.0, 13.0, 15.0, 15.0, "reward-0"]], "it is gone since"
+    now.committed()
+    now.look([Replica("generate", "generate-1", "idle", 113.5)], 120.0)
+    now.write(1, NO_BOOKS, 120.0)
+    timeline = window(tmp_path, alive=True)
+    assert function(timeline, "generate")["lives"][1:] == [[0, 11.0, 11.0, 20.0, 20.0, "generate-1"]]
+    assert function(timeline, "reward")["lives"] == [], "what had ended by the commit is in the trace"
+
+
+def test_a_killed_orchestrators_replicas_lived_as_long_as_they_worked(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "trace.json", now_s=0.0, unix_s=5000.0)
+    trace.write(
+        [TraceSpan("train", "train-0", "train", 1.0, 2.0), TraceSpan("train", "train-0", "train", 4.0, 5.0)], [], 6.0
+    )
+    trace.close()
+    trace = Trace(tmp_path / "trace.json", now_s=0.0, unix_s=5010.0)  # resumed: names begin anew
+    trace.write([TraceSpan("train", "train-0", "train", 2.0, 3.0)], [Usage("train", "train-0", 1.0, 4.0, 1.0)], 5.0)
+    train = function(window(tmp_path, to_s=20.0), "train")
+    assert sorted(life[1:5] for life in train["lives"]) == [[1.0, 1.0, 5.0, 5.0], [11.0, 11.0, 14.0, 14.0]]
+    assert len(train["calls"]) == 3
+
+
+Spans = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50), st.integers(1, 20)), min_size=1, max_size=12)
+
+
+@given(steps=st.lists(Spans, min_size=1, max_size=5))
+def test_a_trace_read_as_it_grows_is_the_trace_read_at_once(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[list[tuple[int, int, int]]]
+) -> None:
+    path = tmp_path_factory.mktemp("trace") / "trace.json"
+    trace, growing, number = Trace(path, now_s=0.0, unix_s=5000.0), TraceFile(path), 0
+    for step, spans in enumerate(steps):
+        usage, calls = [], []
+        for kind, start, length in spans:
+            name = f"f{kind}"
+            usage.append(Usage(name, f"{name}-{number}", 100.0 * step + start, 100.0 * step + start + length, 0.0))
+            calls.append(TraceSpan(name, f"{name}-{number}", "call", 100.0 * step + start, 100.0 * step + start + 0.5))
+            number += 1
+        trace.write(
+            [TraceSpan(JOB, "step", f"step {step}", 100.0 * step, 100.0 * step + 99), *calls], usage, 100.0 * step + 99
+        )
+        growing.read()
+    whole = TraceFile(path).read()
+    assert growing.steps == whole.steps
+    assert {n: (f.lives, f.rows, f.work, f.row_of) for n, f in growing.functions.items()} == {
+        n: (f.lives, f.rows, f.work, f.row_of) for n, f in whole.functions.items()
+    }
+    for found in whole.functions.values():
+        assert -1 not in found.row_of, "every call is in its replica's lane"
+        for row in set(found.rows):
+            lives = sorted((a.start_s, a.stop_s) for a, on in zip(found.lives, found.rows, strict=True) if on == row)
+            assert all(a[1] <= b[0] for a, b in itertools.pairwise(lives)), "no two in one place"
+
+
+def test_a_trace_that_is_being_written_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    written(tmp_path)
+    path = tmp_path / "trace.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    file = TraceFile(path)
+    before = file.read().version
+    path.write_bytes(whole)
+    assert file.read().version > before
+    assert [len(f.work) for f in file.functions.values()] == [1]
+
+
+def test_the_lowest_free_lane_is_taken() -> None:
+    lanes: list[Lane] = []
+    assert [place(lanes, *span) for span in ((0, 10), (5, 6), (6, 7), (10, 12), (5, 20))] == [0, 1, 1, 0, 2]
+
+
+@given(count=st.integers(0, 300), points=st.none() | st.integers(1, 50))
+def test_runs_of_steps_are_all_steps_once(count: int, points: int | None) -> None:
+    runs = parts(count, points)
+    assert [i for run in runs for i in run] == list(range(count))
+    assert all(len(run) for run in runs)
+    assert len(runs) <= (count if points is None else points)
+    if len(runs) > 1:
+        assert len(runs[-1]) == 1, "the last step stands for itself"
+
+
+def test_thinned_columns_keep_what_stands_out() -> None:
+    values = [1.0, None, 3.0, 100.0, None, None, 5.0]
+    mean, low, high = thinned(values, [range(3), range(3, 4), range(4, 6), range(6, 7)])
+    assert (mean, low, high) == ([2.0, 100.0, None, 5.0], [1.0, 100.0, None, 5.0], [3.0, 100.0, None, 5.0])
+
+
+def test_names_are_those_of_all_rows_and_follow_a_file_that_begins_anew(tmp_path: Path) -> None:
+    names, rows = Names(), [{"step": 0, "a/x": 1.0}, {"step": 1, "b": 2.0}]
+    assert names.of(tmp_path, rows[:1]) == ["a/x"]
+    assert names.of(tmp_path, rows) == ["a/x", "b"]
+    assert columns(rows, ["a/x", "b"], names=["a/"], from_step=0, to_step=None) == ([0, 1], {"a/x": [1.0, None]})
+    assert columns(rows, ["a/x", "b"], names=[], from_step=1, to_step=None) == ([1], {"b": [2.0]})
+    assert names.of(tmp_path, [{"step": 0, "c": 1.0}]) == ["c"]
+
+
+def test_costs_add_up_however_thin(tmp_path: Path) -> None:
+    spec = FunctionSpec("train", "train", max_replicas=2, gpus=1, usd_per_hour=3600.0)
+    steps = [StepCost(k, k + 1.0, {"train": Cost(k, k / 2, k, float(k), 1)}) for k in range(7)]
+    books = Books(steps, together(steps), StepCost(7), 1, reserved_costs([spec], 28.0))
+    for points in (None, 3, 1):
+        found = cost_columns(books, points)
+        assert sum(found["counts"]) == 7
+        assert found["steps"][-1] == 6
+        assert sum(found["functions"]["train"]["usd"]) == pytest.approx(21.0)
+        assert sum(found["serverful"]["usd"]) == pytest.approx(2 * 28.0)
+    assert cost_columns(books, 3)["wall_s"] == [1 + 2 + 3, 4 + 5 + 6, 7]
+
+
+def test_samples_by_filter_and_order() -> None:
+    samples: list[dict[str, Any]] = [
+        {"group": 0, "prompt": "One", "response": "a", "score": 0.5, "finish": "stop", "mismatch": None},
+        {"group": 0, "prompt": "two", "response": "ONE more", "score": 1.0, "finish": "length", "mismatch": 0.1},
+        {"group": 1, "prompt": "three", "response": "c", "finish": "stop", "mismatch": 0.3},
+    ]
+    assert chosen(samples, Filter(contains="one"), "index") == samples[:2]
+    assert chosen(samples, Filter(min_score=0.6), "index") == samples[1:2], "no score is not above any"
+    assert chosen(samples, Filter(max_score=0.6, finish="stop"), "index") == samples[:1]
+    assert chosen(samples, Filter(group=1), "-score") == samples[2:]
+    assert [s.get("mismatch") for s in chosen(samples, Filter(), "-mismatch")] == [0.3, 0.1, None]
+    assert [s.get("score") for s in chosen(samples, Filter(), "score")] == [0.5, 1.0, None]
+
+
+def test_the_last_plan_of_a_step_counts(tmp_path: Path) -> None:
+    curve = [CurvePoint(1, 10.0, 0.2, 10.0), CurvePoint(2, 6.0, 0.25, 12.0)]
+    for chosen_replicas in (1, 2):
+        plans = Plans(tmp_path)
+        plans.write(1, StepPlan({"generate": 2}, [[0, 1], [2]], 8, curve=curve, chosen=chosen_replicas))
+        plans.close()
+        with (tmp_path / "plans.jsonl").open("ab") as file:
+            file.write(b'{"step": 2, "half')  # killed while it wrote
+    lines = Tails().read(tmp_path / "plans.jsonl")
+    assert len(lines) == 2
+    books = Books([StepCost(1, 7.0, {"generate": Cost(usd=0.3)})], together([]), StepCost(2), 1)
+    found = plan_of(lines, books, None)
+    assert (found["step"], found["plan"]["chosen"], found["plan"]["shards"]) == (1, 2, [2, 1])
+    assert found["plan"]["curve"] == [[1, 10.0, 0.2, 10.0], [2, 6.0, 0.25, 12.0]]
+    assert found["actual"] == {"step_s": 7.0, "cost_usd": 0.3}
+    assert plan_of(lines, books, 5)["plan"] is None
+
+
+@given(limit=st.integers(1, 7), kinds=st.sampled_from([None, ["note"], ["stage", "step"]]))
+def test_pages_of_events_have_each_once_newest_first(limit: int, kinds: list[str] | None) -> None:
+    events = [{"id": i + 1, "type": ("stage", "step", "note")[i % 3]} for i in range(20)]
+    wanted = [e["id"] for e in events if (e["type"] in kinds if kinds else e["type"] != "stage")][::-1]
+    seen, before = [], None
+    while True:
+        page = event_page(events, kinds, before, limit)
+        assert page["total"] == len(wanted)
+        seen += [event["id"] for event in page["events"]]
+        before = page["next"]
+        if before is None:
+            break
+    assert seen == wanted
+
+
+def test_last_lines_of_a_long_file(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    assert last_lines(file, 3) == []
+    file.write_text("".join(f"line {i} {'x' * 100}\n" for i in range(10_000)))
+    assert [line.split()[1] for line in last_lines(file, 3)] == ["9997", "9998", "9999"]
+
+
+def test_counts_against_looking_at_many_moments(tmp_path: Path) -> None:
+    """Random lives: the mean over a bin is what looking often gives."""
+    rng = np.random.default_rng(0)
+    trace = Trace(tmp_path / "trace.json", now_s=0.0, unix_s=0.0)
+    starts, lengths = rng.uniform(0, 90, 40), rng.uniform(1, 10, 40)
+    usage = [
+        Usage("train", f"train-{i}", a, a + n, 0.0, a, a + n)
+        for i, (a, n) in enumerate(zip(starts, lengths, strict=True))
+    ]
+    trace.write([TraceSpan(JOB, "step", "step 0", 0.0, 100.0)], usage, 100.0)
+    idle = function(window(tmp_path, bins=7, most=0), "train")["counts"]["idle"]
+    moments = np.linspace(0, 100, 70_001)
+    alive = ((moments[:, None] >= starts) & (moments[:, None] < starts + lengths)).sum(1)
+    assert idle == pytest.approx([float(alive[k * 10_000 : (k + 1) * 10_000].mean()) for k in range(7)], abs=0.01)
+    assert json.dumps(window(tmp_path)), "plain values"
