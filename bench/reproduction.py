@@ -36,7 +36,6 @@ RUNS: Sequence[tuple[str, str, Goal]] = (
     ("serverful", "serverful", Goal()),
     ("rlhfuse", "rlhfuse", Goal()),
     ("rlhfless", "rlhfless", Goal()),
-    ("ours, cost", "ours", Goal("cost")),
     ("ours, knee", "ours", Goal("knee")),
     ("ours, speed", "ours", Goal("speed")),
 )

@@ -33,6 +33,13 @@ class Feeder:
         self._column_refs: list[Ref] = []
         self._failed: dict[int, set[tuple[int, int]]] = {}
         self._number = 0
+        self._count = 0
+        self._more = asyncio.Event()
+
+    async def reached(self, groups: int) -> None:
+        """Returns when so many groups are whole."""
+        while self._count < groups:
+            await self._more.wait()
 
     async def run(self, identity: Callable[[], Awaitable[str]]) -> None:
         """Puts the parts as they come; `identity` is asked for when all samples and columns are there."""
@@ -60,6 +67,9 @@ class Feeder:
             self._lacks[group] -= 1
             if not self._lacks[group]:
                 self._whole.append(group)
+                self._count += 1
+                self._more.set()
+                self._more = asyncio.Event()
         if len(self._whole) * self.samples.per_group >= self.part:
             await self._put("")
 

@@ -333,7 +333,9 @@ class Step:
 
         async with asyncio.TaskGroup() as tasks:
             feeding = tasks.create_task(feeder.run(identity))
-            due = tasks.create_task(self.moments.reach(self.plan.feed_s[stage.function]))
+            groups = None if self.deterministic else self.plan.feed_groups.get(stage.function)
+            planned_s = self.plan.feed_s[stage.function]
+            due = tasks.create_task(self.moments.reach(planned_s) if groups is None else feeder.reached(groups))
             await asyncio.wait([feeding, due], return_when=asyncio.FIRST_COMPLETED)
             due.cancel()
             weights = {"policy": self.versions[model]}

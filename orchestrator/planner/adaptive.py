@@ -213,13 +213,14 @@ class AdaptivePlanner:
             else limits.max_replicas
             for name, limits in request.functions.items()
         }  # fmt: skip
+        groups = {name: t.groups for name, t in chosen.trainers.items() if t.fed and t.groups}
         prewarm: dict[str, float] = {}
         ahead: dict[str, float] = {}
         if self.policy.prewarm:
             prewarm = {
                 stage.function: prewarm_at_s(stage.start_s, self.learned.starts_s(stage.function))
                 for stage in chosen.stages
-                if stage.function in chosen.prewarm and stage.function != self.generate
+                if stage.function in chosen.prewarm and stage.function not in {self.generate, *groups}
             }
             if self.generate in chosen.prewarm:
                 ahead = {self.generate: prewarm_at_s(chosen.time_s, self.learned.starts_s(self.generate))}
@@ -229,6 +230,7 @@ class AdaptivePlanner:
             micro_batch=chosen.micro_batch,
             overlap=self.policy.fuse != "no",
             feed_s={name: t.call_s for name, t in chosen.trainers.items() if t.fed},
+            feed_groups=groups,
             feed_part=max(request.samples_per_prompt, -(-len(request.prompts) * request.samples_per_prompt // 128)),
             cut_below=chosen.tail.cut_below,
             migrate_to=chosen.tail.migrate_to,

@@ -99,6 +99,9 @@ class StepPlan:
     feed_s: Mapping[str, float] = field(default_factory=dict)
     """Train functions that start before all samples are there, and how many seconds after the step's start: they load,
     and are fed prompt groups, `feed_part` samples at least at a time."""
+    feed_groups: Mapping[str, int] = field(default_factory=dict)
+    """Of these, when the call is made instead: as soon as so many groups are whole, which is how far the step is
+    expected to be when the function has to be started (none of `prewarm_s`)."""
     feed_part: int = 1
     predicted_step_s: float | None = None
     predicted_cost_usd: float | None = None

@@ -8,7 +8,7 @@ How far an EWMA is to be trusted is learned as well: ln L ~ w0 + w1 ln EWMA over
 EWMA itself. A prompt whose one response was long will most likely have a shorter one next.
 
 Prior of an unseen prompt: ln L ~ w0 + w1 ln(1 + P) per data source (least squares, forgotten slowly), drawn to the mean
-of all sources while a source has few prompts. With no history at all every prompt is alike: half the cap.
+of all sources while a source has few prompts. With no history at all any length up to the cap is as likely.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Prediction:
     seen: npt.NDArray[np.bool_]
     """[P]: from the prompt's own history."""
     ratios: Array
-    """Sorted actual / predicted of recent samples whose prompt had been seen before; empty: no history."""
+    """Sorted actual / predicted of recent samples whose prompt had been seen before."""
     cap: int
     unseen_ratios: Array
     """The same of samples whose prompt was new: wider."""
 
     def at_quantile(self, q: float) -> Array:
-        """Length below which a single sample stays with probability q. [P] Without history: the cap."""
-        known, new = (float(np.quantile(r, q)) if len(r) else np.inf for r in (self.ratios, self.unseen_ratios))
+        """Length below which a single sample stays with probability q. [P]"""
+        known, new = (float(np.quantile(ratios, q)) for ratios in (self.ratios, self.unseen_ratios))
         scaled: Array = np.clip(self.mean * np.where(self.seen, known, new), 1.0, float(self.cap))
         return scaled
 
@@ -56,7 +56,7 @@ class Prediction:
         lengths: Array = np.repeat(self.mean, n)
         dice, seen = np.random.default_rng(seed), np.repeat(self.seen, n)
         for rows, ratios in ((seen, self.ratios), (~seen, self.unseen_ratios)):
-            if len(ratios) and (count := int(rows.sum())):
+            if count := int(rows.sum()):
                 lengths[rows] *= ratios[((dice.permutation(count) + 0.5) / count * len(ratios)).astype(np.int64)]
         clipped: Array = np.clip(lengths, 1.0, float(self.cap))
         return clipped
@@ -120,6 +120,8 @@ class LengthModel:
         known, new = (np.sort(np.array(self._ratios[s], dtype=np.float64)) for s in (True, False))
         if not len(known) and self.ewma:  # without groups a last response is as spread as the next one will be
             known = np.sort(np.array(self._within or [1.0], dtype=np.float64))
+        if not self.ewma:  # any length up to the cap is as likely
+            known = new = np.linspace(0.0, 2.0, 65)[1:]
         return Prediction(mean, seen, known, cap, new if len(new) else known)
 
     def observe(self, lengths: Mapping[int, Sequence[int]]) -> dict[str, float]:

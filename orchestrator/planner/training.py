@@ -56,6 +56,8 @@ class Trainer:
     mean_end_s: float
     """on average over how generation may go."""
     fed: bool
+    groups: int = 0
+    """How many are whole when the replicas are asked for; 0: that is later than all, or not tied to them."""
 
     @property
     def replica_s(self) -> float:
@@ -78,13 +80,16 @@ def at_once(
     call_s = max(open_s + start_s, ready_s - load_s)
     work_s = max(float(batch.seconds(cost).sum()) / replicas, cost.token_s * batch.longest)
     end_s = max(call_s + load_s, ready_s) + work_s + cost.call_s - load_s
-    return Trainer(replicas, open_s, call_s, end_s, end_s, loads and call_s < ready_s)
+    early = loads and call_s < ready_s
+    groups = int(np.count_nonzero(batch.ready_s < open_s)) if early else 0
+    return Trainer(replicas, open_s, call_s, end_s, end_s, early, groups)
 
 
 def fed(
     batch: Batch, cost: WorkCost, replicas: int, *, start_s: float, room_at_s: float, paces: Sequence[float]
 ) -> list[Trainer]:
-    """Groups as they are ready, begun at b* or a little before it, several of them to choose from.
+    """Groups as they are ready, begun at b* or a little before it, several of them to choose from. A begin is tied to
+    how many groups are whole by then, so it comes earlier where generation is faster than predicted.
 
     `paces`: how generation may go, each as likely: 0.9 is every sample at 0.9 of the predicted time. Half of the call's
     own seconds are taken to be loading, half to be publishing.
@@ -103,10 +108,12 @@ def fed(
     found = []
     for early in EARLY:
         begin_s = max(latest_s - early * float(ready_s[-1]), earliest_s, 0.0)
-        ends = [max(begin_s + float(left_s[0]), limit) + own_s for limit in limits_s]
+        pairs = zip((1.0, *paces), limits_s, strict=True)
+        ends = [max(pace * begin_s + float(left_s[0]), limit) + own_s for pace, limit in pairs]
         call_s = max(0.0, begin_s - own_s)
-        mean_s = sum(ends[1:]) / len(paces)
-        found.append(Trainer(replicas, max(0.0, call_s - start_s), call_s, ends[0], mean_s, True))
+        mean_s, open_s = sum(ends[1:]) / len(paces), max(0.0, call_s - start_s)
+        groups = max(1, int(np.searchsorted(ready_s, open_s))) if open_s < ready_s[-1] else 0
+        found.append(Trainer(replicas, open_s, call_s, ends[0], mean_s, True, groups))
     return found
 
 
