@@ -28,6 +28,8 @@ DEAR = "1000"
 AGAIN_S = 1.0
 WAKE_S = 30.0
 LOOK_S = 0.05
+ROUTES_S = 0.2
+"""Until no activator sends a request to a pod that was deleted."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Function:
     unplaced: int = 0
     """and those of them that no replica has answered yet."""
     last_request_s: float = float("-inf")
+    lowering: bool = False
+    """Pods are being let go: no call is sent, it could come to one of them."""
     failure: str = ""
     failed: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -77,7 +81,8 @@ class Function:
 
     def hand_out(self) -> None:
         """Slots to those that wait for one, first come first served; as many as replicas are wanted."""
-        while self.waiters and (self.failure or self.wanted == 0 or self.calling < self.wanted):
+        free = self.calling < self.wanted and not self.lowering
+        while self.waiters and (self.failure or self.wanted == 0 or free):
             waiter = self.waiters.popleft()
             if waiter.done():
                 continue
@@ -87,6 +92,7 @@ class Function:
                 waiter.set_exception(CallLost(f"no replica of {self.spec.name!r} is wanted any more"))
             else:
                 self.calling += 1
+                free = self.calling < self.wanted
                 waiter.set_result(None)
 
 
@@ -137,7 +143,13 @@ class Scaler:
             elif target < function.applied or self._surplus(target):
                 if function.unplaced and any(pod.live for pod in self._pods.of(function.spec.name)):
                     return wait_s  # a pod that looks idle may just be getting this call
-                await self._lower(target)
+                function.lowering = True
+                try:
+                    await self._lower(target)
+                    await asyncio.sleep(ROUTES_S)
+                finally:
+                    function.lowering = False
+                    function.hand_out()
         except ApiError as error:
             if error.status in (400, 403):
                 function.fail(f"scaling {function.spec.name} was refused: {error.message}")
