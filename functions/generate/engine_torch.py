@@ -2,7 +2,7 @@
 
     requests --admit--> cohorts --step--> one token for every row of every cohort --release--> samples
                  |          (projections over all rows at once, attention cohort by cohort: cache.py)
-              prefill, once per prompt
+              prefill, once per prompt; a head that all prompts share, once per call
 
 Continuous batching: a row whose sample is done leaves at once (the last rows move into the gaps), and when a quarter
 of the slots is free the next prompts are admitted as a new cohort. An earlier, partial response is prefilled with its
@@ -31,7 +31,7 @@ from functions.generate.cache import Cache
 from functions.generate.cohort import Cohort, Ints
 from functions.generate.engine import EngineStats, Request, Sample, Sampling
 from functions.generate.llama import Llama, load
-from functions.generate.prefill import prefill
+from functions.generate.prefill import common_head, prefill
 from functions.generate.requests import check_requests, eos_ids, unchanged
 from functions.generate.sampling import draw, uniforms
 from functions.samples import Finish
@@ -56,6 +56,8 @@ class TorchEngine:
         self._rotations: dict[str, Tensor] = {}
         self._eos = np.zeros(0, np.int64)
         self._stats = NO_STATS
+        self._head: Tensor | None = None
+        """Keys and values of what all prompts of the call begin with."""
 
     def load(self, version: Version, model_dir: Path) -> None:
         if version == self._version:
@@ -93,6 +95,7 @@ class TorchEngine:
         if not queue:
             return
         self._rotate(max(len(share[0].prompt) for share in queue) + sampling.max_response_length)
+        self._head = None if self._deterministic else self._share([self._prefix(share[0]) for share in queue])
         cohorts: list[Cohort] = []
         while (queue or cohorts) and not stop():
             free = self._slots - sum(map(len, cohorts))
@@ -130,10 +133,20 @@ class TorchEngine:
         return [self._cohort(part, sampling, eos) for part in together if part]
 
     @torch.inference_mode()
+    def _share(self, prompts: Sequence[npt.NDArray[np.int32]]) -> Tensor | None:
+        """Keys and values of the prompts' common head, where they have one."""
+        begun, size = time.perf_counter(), common_head(prompts)
+        if not size:
+            return None
+        cache, _ = prefill(self._held(), self._rotations, [prompts[0][:size]], self._prefill_tokens)
+        self._count(prefill_tokens=size, shared_tokens=-size, prefill_s=time.perf_counter() - begun)
+        return cache[:, :, 0]
+
+    @torch.inference_mode()
     def _cohort(self, shares: Sequence[list[Request]], sampling: Sampling, eos: Ints) -> Cohort:
         model, begun = self._held(), time.perf_counter()
         prompts = [self._prefix(share[0]) for share in shares]
-        prefix, logits = prefill(model, self._rotations, prompts, self._prefill_tokens)
+        prefix, logits = prefill(model, self._rotations, prompts, self._prefill_tokens, self._head)
         group = np.repeat(np.arange(len(shares)), [len(share) for share in shares])
         lengths = np.array([len(p) for p in prompts])
         lanes = _LANES if self._deterministic else max(map(len, shares))
@@ -143,9 +156,10 @@ class TorchEngine:
         cohort = Cohort(requests, cache, lengths[group], limits, sampling.seed, replayed=self._deterministic)
         rows = torch.from_numpy(group).to(self._device)
         self._sample([cohort], logits[rows], sampling, eos)
+        computed = int(lengths.sum()) - (0 if self._head is None else self._head.shape[3] * len(lengths))
         self._count(
-            prefill_tokens=int(lengths.sum()),
-            shared_tokens=int(lengths[group].sum() - lengths.sum()),
+            prefill_tokens=computed,
+            shared_tokens=int(lengths[group].sum()) - computed,
             prefill_s=time.perf_counter() - begun,
         )
         return cohort

@@ -122,6 +122,34 @@ def test_a_prompt_is_computed_once(model_dir: ModelDir, requests_for: Requests) 
     assert engine.stats.decode_tokens == sum(len(s.response) - 1 for s in samples)
 
 
+def behind(head: int, requests: Sequence[Request]) -> list[Request]:
+    """The requests behind a common head of that many tokens."""
+    tokens = (3 + np.arange(head) % 40).astype(np.int32)
+    return [replace(r, prompt=np.concatenate((tokens, r.prompt))) for r in requests]
+
+
+@pytest.mark.parametrize("name", LLAMA_SHAPED)
+def test_a_head_that_all_prompts_share_is_computed_once(name: str, model_dir: ModelDir, requests_for: Requests) -> None:
+    requests, sampling = behind(24, requests_for(5, 4)), Sampling(20, seed=3)
+    engine = build(TorchEngine, model_dir(name))  # 10 slots: later prompts are admitted while others decode
+    samples = list(engine.generate(requests, sampling, lambda: False))
+    check(model_dir(name), requests, samples, sampling)
+    own = sum(len(r.prompt) - 24 for r in requests) // 4
+    assert engine.stats.prefill_tokens <= 24 + own  # less where the first own tokens are alike too
+    assert engine.stats.prefill_tokens + engine.stats.shared_tokens == sum(len(r.prompt) for r in requests)
+
+
+def test_a_head_is_no_reason_to_depend_on_others_in_deterministic_mode(
+    model_dir: ModelDir, requests_for: Requests
+) -> None:
+    requests, sampling = behind(24, requests_for(3, 2)), Sampling(8, seed=1)
+    engine = build(TorchEngine, model_dir("llama"), deterministic=True)
+    together = {s.number: s for s in engine.generate(requests, sampling, lambda: False)}
+    for request in requests:
+        [alone] = engine.generate([request], sampling, lambda: False)
+        assert alone.logprobs.tobytes() == together[request.number].logprobs.tobytes()
+
+
 def test_bfloat16_stays_near_float32(model_dir: ModelDir, requests_for: Requests) -> None:
     engine = TorchEngine(dtype=torch.bfloat16, device=torch.device("cpu"), slots=20, deterministic=False)
     engine.load(Version("policy", 0), model_dir("qwen3"))
