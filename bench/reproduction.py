@@ -1,6 +1,8 @@
 """The seeds' claims on the real loop in virtual time: tables of policies side by side. docs/reproduction.md reads them.
 
 python bench/reproduction.py testbed      RLHFless's test-bed: 16 L40S, 3B and 7B, PPO and GRPO, three data sets
+python bench/reproduction.py tensor       one case with 1, 2 and 4 GPUs to a replica of generate
+python bench/reproduction.py bounds       the test-bed's cases: what no schedule can beat
 python bench/reproduction.py starts       one case of it with slower cold starts
 python bench/reproduction.py cluster      70B on 160 H100: 512 samples a step, 100 steps
 python bench/reproduction.py fusion       RLHFuse: R_t from 0 to 60 %, fusion on and off
@@ -28,6 +30,7 @@ from orchestrator.planner.scaling import Goal
 from orchestrator.planner.schedule_search import search
 from orchestrator.planner.schedules import Pipelines, greedy
 from orchestrator.simulation import scenarios
+from orchestrator.simulation.functions import Work
 from orchestrator.simulation.job import Outcome, simulate
 from orchestrator.simulation.lengths import Lognormal
 from orchestrator.simulation.scenario import Scenario
@@ -82,8 +85,59 @@ def testbed() -> list[dict[str, Any]]:
         for model in ("Qwen2.5-3B", "Qwen2.5-7B")
         for recipe in ("grpo", "ppo")
         for data in scenarios.DATA
-        for found in compare(scenarios.rlhfless_testbed(model, recipe, data))
+        for found in compare(scenarios.rlhfless_testbed(model, recipe, data), [r for r in RUNS if r[0] != "rlhfuse"])
     ]
+
+
+def tensor() -> list[dict[str, Any]]:
+    """One case with replicas of generate on more GPUs each: a baseline tuned for the time of its longest response."""
+    head()
+    rows = []
+    for gpus in (1, 2, 4):
+        scenario = replace(scenarios.rlhfless_testbed("Qwen2.5-7B", "grpo", "gsm8k"), generate_gpus=gpus)
+        rows += compare(replace(scenario, name=f"{scenario.name} TP{gpus}"), RUNS)
+    return rows
+
+
+def bounds() -> list[dict[str, Any]]:
+    """What no schedule on these GPUs can beat: the serverful generation without its reshard, and all work that
+    is not generation spread evenly over all GPUs."""
+    print(f"{'case':24} {'serverful s':>11} {'generate s':>11} {'other GPU-s':>12} {'speed at most':>14}")
+    rows = []
+    for model in ("Qwen2.5-3B", "Qwen2.5-7B"):
+        for recipe in ("grpo", "ppo"):
+            for data in scenarios.DATA:
+                rows.append(bound(replace(scenarios.rlhfless_testbed(model, recipe, data), steps=5)))
+    return rows
+
+
+def bound(scenario: Scenario) -> dict[str, Any]:
+    outcome = simulate(scenario, policy("serverful"))
+    models, tokens, samples = scenario.models(policy("ours")), [], 0
+    generate_s = []
+    for step in outcome.plans:
+        ends = [s.stop_s for s in outcome.spans if s.function == "generate" and step.start_s <= s.start_s < step.stop_s]
+        generate_s.append(max(e for e in ends if e is not None) - step.start_s - scenario.reshard_s)
+        lengths = [n for group in step.report.lengths.values() for n in group]
+        samples = len(lengths)
+        tokens.append(sum(lengths) + samples * (scenario.prompt_tokens + scenario.head_tokens))
+    passes = {"reference": 2 if scenario.critics else 1, "critic": 1, "train": 1, "train-critic": 1}
+    gpus = {spec.name: spec.gpus for spec in scenario.specs(policy("ours"))}
+    other = sum(
+        passes[name] * gpus[name] * work.cost.token_s * float(np.mean(tokens))
+        for name, work in models.items()
+        if isinstance(work, Work) and name in passes
+    )
+    step_s, least_s = float(np.mean(outcome.step_s)), float(np.mean(generate_s))
+    best = max(least_s, other / scenario.gpus)
+    print(f"{scenario.name:24} {step_s:11.1f} {least_s:11.1f} {other:12.0f} {step_s / best:14.2f}", flush=True)
+    return {
+        "case": scenario.name,
+        "step_s": step_s,
+        "generate_s": least_s,
+        "other_gpu_s": other,
+        "bound": step_s / best,
+    }
 
 
 def starts() -> list[dict[str, Any]]:
@@ -192,7 +246,7 @@ def schedules() -> list[dict[str, Any]]:
 
 def main() -> None:
     tables: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        f.__name__: f for f in (testbed, starts, cluster, fusion, placement, schedules)
+        f.__name__: f for f in (testbed, tensor, bounds, starts, cluster, fusion, placement, schedules)
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=tables)

@@ -91,7 +91,7 @@ async def busy(seconds: float) -> Events:
 async def generate(call: Call, model: Generate, exchange: MemoryExchange) -> Events:
     clock = asyncio.get_running_loop().time
     start_s, number = clock(), 0
-    batch = SampleBatch.concat([SampleBatch.decode(exchange.get(ref)) for ref in call.inputs["samples"]])
+    batch = exchange.samples(call.inputs["samples"])
     items = _items(batch, call, model.lengths)
     head = shared_head([row.tolist() for row in batch.prompts.rows()])
     try:
@@ -210,7 +210,7 @@ def _stats(plan: Schedule, spent_s: float, items: list[Item]) -> Json:
 
 
 async def work(call: Call, model: Work, exchange: MemoryExchange) -> Events:
-    batch = SampleBatch.concat([SampleBatch.decode(exchange.get(ref)) for ref in call.inputs["samples"]])
+    batch = exchange.samples(call.inputs["samples"])
     samples, tokens = len(batch), int(token_counts(batch).sum())
     async for beat in busy(model.cost.work_s(samples, tokens)):
         yield beat

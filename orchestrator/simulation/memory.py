@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from functions.exchange.base import Buffer, Corrupt, Exchange, NotFound, check_key, checksum
+from functions.samples import SampleBatch
 from functions.wire import Ref
 
 
@@ -18,6 +19,7 @@ class MemoryExchange:
         self._values: dict[str, tuple[bytes, float | None]] = {}
         self._keys: list[str] = []
         self._watched: dict[str, asyncio.Event] = {}
+        self._batches: dict[str, SampleBatch] = {}
 
     @property
     def durable(self) -> Exchange:
@@ -27,6 +29,7 @@ class MemoryExchange:
         content = bytes(data) if isinstance(data, bytes | bytearray | memoryview) else b"".join(data)
         if check_key(key) not in self._values:
             insort(self._keys, key)
+        self._batches.pop(key, None)
         self._values[key] = content, None if lifetime_s is None else self._clock() + lifetime_s
         if key in self._watched:
             self._watched[key].set()
@@ -71,6 +74,15 @@ class MemoryExchange:
             self._forget(key)
         return len(keys)
 
+    def samples(self, refs: Iterable[Ref]) -> SampleBatch:
+        """The batches under `refs`, as one; each is decoded once, however many functions read it."""
+        found = []
+        for ref in refs:
+            if ref.key not in self._batches or not self._alive(ref.key):
+                self._batches[ref.key] = SampleBatch.decode(self.get(ref))
+            found.append(self._batches[ref.key])
+        return found[0] if len(found) == 1 else SampleBatch.concat(found)
+
     def watch(self, key: str) -> asyncio.Event:
         """Set as soon as there is a value under `key`."""
         event = self._watched.setdefault(key, asyncio.Event())
@@ -92,4 +104,5 @@ class MemoryExchange:
 
     def _forget(self, key: str) -> None:
         del self._values[key]
+        self._batches.pop(key, None)
         del self._keys[bisect_left(self._keys, key)]

@@ -22,9 +22,9 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from orchestrator.config import Section
 from orchestrator.errors import ConfigError
 from orchestrator.planner.devices import device, kv_capacity_tokens, shape
+from orchestrator.section import Section
 from orchestrator.simulation.lengths import Lengths, Lognormal, Trace
 from orchestrator.simulation.scenario import Scenario
 
@@ -46,7 +46,7 @@ def rlhfless_testbed(model: str, recipe: str, data: str, *, process_s: float = 2
         f"{model.removeprefix('Qwen2.5-')} {recipe} {data}", device("L40S"), shape(model), 16, recipe,
         Lognormal.of(mean, sigma), prompts_per_step=128 if grpo else 512, samples_per_prompt=4 if grpo else 1,
         max_response_length=2048, train_gpus=14 if grpo else 7, reward_sample_s=score_s, reward_replicas=scorers,
-        process_s=process_s, steps=10,
+        process_s=process_s, steps=8,
     )  # fmt: skip
 
 

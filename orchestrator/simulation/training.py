@@ -75,7 +75,7 @@ async def _batches(
     """Samples as they come, each time all that are there, and in the end what the version is named after; heartbeats
     while it waits."""
     if "feed" not in call.params:
-        yield SampleBatch.concat([SampleBatch.decode(exchange.get(ref)) for ref in call.inputs["samples"]]), ""
+        yield exchange.samples(call.inputs["samples"]), ""
         return
     prefix, number, identity = call.params["feed"]["prefix"], 0, ""
     waiting: list[SampleBatch] = []
@@ -88,7 +88,7 @@ async def _batches(
                 part = FeedPart.from_json(json.loads(exchange.get(f"{prefix}{number:06d}")))
             except NotFound:
                 break
-            waiting += [SampleBatch.decode(exchange.get(ref)) for ref in part.samples]
+            waiting += [exchange.samples([ref]) for ref in part.samples]
             groups |= set(part.groups)
             number, identity = number + 1, part.identity
         whole = SampleBatch.concat(waiting) if waiting else None
