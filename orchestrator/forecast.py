@@ -20,7 +20,7 @@ from orchestrator.pictures import Life
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import CurvePoint, StepPlan, StepRequest
 from orchestrator.planner.fusion import replica_counts
-from orchestrator.planner.prefixes import shared_head
+from orchestrator.planner.prefixes import Prefixes
 from orchestrator.planner.scaling import Unmet
 from orchestrator.planner.tail import ShardState, Tail
 from orchestrator.prompts import Draw
@@ -132,11 +132,11 @@ def _ends(planner: AdaptivePlanner, request: StepRequest, plan: StepPlan, begin_
     n = request.samples_per_prompt
     prompt = np.array([len(p.tokens) for p in request.prompts], dtype=np.float64)
     drawn = planner.lengths.predict(request.prompts, request.max_response_length).samples(n, request.step)
-    head = shared_head([p.tokens for p in request.prompts])
+    prefixes = Prefixes([p.tokens for p in request.prompts])
     states = []
     for shard in plan.shards:
         numbers = np.asarray(shard)
-        prefill = float((prompt[np.unique(numbers // n)] - head).sum()) + head
+        prefill = float(prefixes.tokens(np.unique(numbers // n)))
         states.append(ShardState.of(prompt[numbers // n], drawn[numbers], cost, limits.max_batch, prefill))
     tail = Tail(states, cost, max_batch=limits.max_batch, kv_tokens=limits.kv_tokens)
     left = tail.leftover(plan.cut_below)

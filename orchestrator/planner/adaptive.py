@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.planner.assignment import Filler, Workload, makespan_s, sweep
+from orchestrator.planner.assignment import Filler, Workload, makespan_s, sweep, together
 from orchestrator.planner.assignment import shards as shards_of
 from orchestrator.planner.base import CurvePoint, FunctionLimits, PastStep, StepObservation, StepPlan, StepRequest
 from orchestrator.planner.keepalive import prewarm_at_s
@@ -23,7 +23,7 @@ from orchestrator.planner.learned import LearnedCosts, Priors
 from orchestrator.planner.lengths import LengthModel, Prediction
 from orchestrator.planner.outline import Costs, Load, Outline, Outliner
 from orchestrator.planner.policies import Policy
-from orchestrator.planner.prefixes import shared_head
+from orchestrator.planner.prefixes import Prefixes
 from orchestrator.planner.scaling import Goal, choose
 from orchestrator.planner.static import StaticPlanner, balance, check
 from orchestrator.planner.tail import ShardState
@@ -102,25 +102,29 @@ class AdaptivePlanner:
         n = request.samples_per_prompt
         limits = costs.limits[self.generate]
         prompt_tokens = np.array([len(p.tokens) for p in request.prompts], dtype=np.float64)
-        head = shared_head([p.tokens for p in request.prompts])
+        prefixes = Prefixes([p.tokens for p in request.prompts])
         replicas = self._most(limits)
-        load = self._workload(prompt_tokens, predicted, n, head, replicas)
+        load = self._workload(prompt_tokens, predicted, n, prefixes.head, replicas)
         filler = Filler(load, costs.generate, limits.max_batch, limits.kv_tokens)
         candidates: list[Candidate] = []
         if self.policy.shards != "balanced":
             candidates = self._runs(filler, replicas, costs, request.fed if self.policy.feed else frozenset())
         if self.policy.shards != "similar":
             eighths = (8, 6, 4, 3, 2) if self.policy.feed and request.fed else (8,)
+            families = prefixes.families() if self.policy.shards == "chosen" else np.zeros(0, np.int64)
             for count in dict.fromkeys(max(1, replicas * k // 8) for k in eighths):
-                dealt = balance(predicted.mean.tolist(), count)
-                candidates.append(([[row * n + i for row in shard for i in range(n)] for shard in dealt], None))
+                ways = [balance(predicted.mean.tolist(), count)]
+                if 1 < len(np.unique(families)) < len(families) and count > 1:
+                    ways.append(together(predicted.mean, families, count))
+                for dealt in ways:
+                    candidates.append(([[row * n + i for row in shard for i in range(n)] for shard in dealt], None))
         drawn = predicted.samples(n, request.step)
         usd = 1.0 if any(f.usd_per_hour > 0 for f in request.functions.values()) else 0.0
         whole = Load(np.repeat(prompt_tokens, n), drawn, n)
         outliner = Outliner(costs, self.policy, self.goal, whole, request.fed, self._paces())
         points: list[tuple[CurvePoint, Outline]] = []
         for shards, _ in self._promising(candidates):
-            states = _states(shards, prompt_tokens, drawn, n, head, costs, limits.max_batch)
+            states = _states(shards, prompt_tokens, drawn, n, prefixes, costs, limits.max_batch)
             found = outliner.outline(shards, states)
             points.append((CurvePoint(len(shards), found.steady_s, usd * found.cost, found.gpu_s), found))
         point, chosen = self._choose(points)
@@ -283,15 +287,14 @@ def _ratio(a: float, b: float) -> float:
 
 
 def _states(
-    shards: Sequence[Sequence[int]], prompt_tokens: Array, drawn: Array, n: int, head: int, costs: Costs,
-    max_batch: int,
+    shards: Sequence[Sequence[int]], prompt_tokens: Array, drawn: Array, n: int, prefixes: Prefixes,
+    costs: Costs, max_batch: int,
 ) -> list[ShardState]:  # fmt: skip
-    """What the drawn lengths make of each shard; its prompts' own tokens are computed once, the shared head once."""
+    """What the drawn lengths make of each shard; every distinct prefix of its prompts is computed once."""
     states = []
     for shard in shards:
         numbers = np.asarray(shard)
         rows = numbers // n
-        unique = np.unique(rows)
-        prefill = float((prompt_tokens[unique] - head).sum()) + head
+        prefill = float(prefixes.tokens(np.unique(rows)))
         states.append(ShardState.of(prompt_tokens[rows], drawn[numbers], costs.generate, max_batch, prefill, numbers))
     return states

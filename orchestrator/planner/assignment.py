@@ -187,3 +187,16 @@ def shards(load: Workload, runs: Sequence[Run]) -> list[list[int]]:
     n = load.samples_per_prompt
     numbers = (load.order[:, None] * n + np.arange(n)).reshape(-1)
     return [numbers[run.start : run.stop].tolist() for run in runs]
+
+
+def together(mean: Array, families: npt.NDArray[np.int64], bins: int) -> list[list[int]]:
+    """Prompts [P] to at most `bins` bins of about equal predicted tokens, those of one family next to each other.
+
+    The order, families by their tokens and prompts in them by length, both longest first, is cut at equal shares: at
+    most one family is split at each boundary, and its head computed once more.
+    """
+    weight = np.bincount(families, weights=mean)
+    order = np.lexsort((np.arange(len(mean)), -mean, families, -weight[families]))
+    middle = np.cumsum(mean[order]) - 0.5 * mean[order]
+    bin_of = np.minimum((bins * middle / mean.sum()).astype(np.int64), bins - 1)
+    return [order[bin_of == k].tolist() for k in np.unique(bin_of)]

@@ -9,11 +9,14 @@ needs no such assumption.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 Tokens = npt.NDArray[np.int64]
+WORTH = 16
+"""Tokens of a head that are worth keeping prompts together for."""
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
@@ -76,17 +79,72 @@ class RadixTrie:
         return found
 
 
+class Prefixes:
+    """The prompts of a step in lexicographic order, with the tokens that neighbours begin with alike.
+
+    The trie of any subset has sum(lengths) - sum(common prefixes of neighbours in the subset) tokens, and two prompts
+    further apart begin alike for as long as the least of what lies between them: a range minimum (sparse table), so
+    that a shard is counted in O(its prompts) instead of O(its tokens).
+    """
+
+    def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
+        rows = [tuple(sequence) for sequence in sequences]
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        self.rank = np.empty(len(order), np.int64)
+        """[P]: place of each prompt in the order."""
+        self.rank[order] = np.arange(len(order))
+        self.lengths = np.array([len(row) for row in rows], dtype=np.int64)
+        common = [_common(rows[a], rows[b]) for a, b in pairwise(order)]
+        self.common = np.array([0, *common][: len(order)], dtype=np.int64)
+        """`common` [P]: tokens that each in the order begins with like the one before it."""
+        self._least = [self.common]
+        width = 1
+        while 2 * width <= len(order):
+            last = self._least[-1]
+            self._least.append(np.minimum(last[:-width], last[width:]))
+            width *= 2
+
+    @property
+    def head(self) -> int:
+        """Tokens that all begin with alike."""
+        return int(self.common[1:].min()) if len(self.common) > 1 else int(self.lengths.sum())
+
+    def tokens(self, rows: npt.NDArray[np.int64]) -> int:
+        """Tokens to compute for these prompts (each named once) where every distinct prefix is computed once."""
+        places = np.sort(self.rank[rows])
+        return int(self.lengths[rows].sum() - self._between(places[:-1], places[1:]).sum())
+
+    def _between(self, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Common prefix of the prompts at places first < last: the least of common[first + 1 .. last]."""
+        level = np.frexp(last - first)[1] - 1  # floor of the logarithm
+        found = np.zeros(len(first), np.int64)
+        for k in range(len(self._least)):
+            at = level == k
+            table = self._least[k]
+            found[at] = np.minimum(table[first[at] + 1], table[last[at] - (1 << k) + 1])
+        return found
+
+    def families(self) -> npt.NDArray[np.int64]:
+        """[P]: prompts with one number share a head that is longer than what all prompts share by WORTH tokens."""
+        begins = self.common <= self.head + WORTH
+        begins[:1] = True
+        number = np.cumsum(begins) - 1
+        families: npt.NDArray[np.int64] = number[self.rank]
+        return families
+
+
+def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """`common_prefix` of tuples, by bisection: comparing slices is cheaper than making arrays."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
+
+
 def unique_tokens(sequences: Iterable[Sequence[int] | Tokens]) -> int:
     """Tokens to compute for these sequences when every distinct prefix is computed once."""
     trie = RadixTrie()
     for sequence in sequences:
         trie.insert(sequence)
     return trie.tokens
-
-
-def shared_head(sequences: Sequence[Sequence[int]]) -> int:
-    """Tokens that all sequences begin with alike (a system prompt)."""
-    if not sequences:
-        return 0
-    arrays = [np.asarray(s, dtype=np.int64) for s in (min(map(tuple, sequences)), max(map(tuple, sequences)))]
-    return common_prefix(arrays[0], arrays[1])  # the lexicographic extremes bound all others

@@ -17,7 +17,7 @@ import xxhash
 from functions.samples import Columns, Finish, Ragged, SampleBatch
 from functions.wire import Call, Event, Json, Version
 from orchestrator.planner.latency import GenerateCost, WorkCost
-from orchestrator.planner.prefixes import shared_head
+from orchestrator.planner.prefixes import Prefixes
 from orchestrator.simulation.decoding import Item, Schedule, schedule
 from orchestrator.simulation.lengths import Lengths
 from orchestrator.simulation.memory import MemoryExchange
@@ -93,7 +93,7 @@ async def generate(call: Call, model: Generate, exchange: MemoryExchange) -> Eve
     start_s, number = clock(), 0
     batch = exchange.samples(call.inputs["samples"])
     items = _items(batch, call, model.lengths)
-    head = shared_head([row.tolist() for row in batch.prompts.rows()])
+    head = Prefixes([row.tolist() for row in batch.prompts.rows()]).head
     try:
         plan = schedule(
             items, model.cost, slots=model.slots, kv_tokens=model.kv_tokens, head_tokens=head,

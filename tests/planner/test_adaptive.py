@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.planner.adaptive import AdaptivePlanner
-from orchestrator.planner.base import CallObservation, FunctionLimits, Prompt, StepObservation, StepPlan, StepRequest
+from orchestrator.planner.base import (
+    CallObservation, FunctionLimits, PastStep, Prompt, StepObservation, StepPlan, StepRequest,
+)  # fmt: skip
 from orchestrator.planner.latency import GenerateCost
 from orchestrator.planner.learned import Priors
 from orchestrator.planner.policies import policy
@@ -91,3 +93,19 @@ def test_lengths_beyond_the_capacity_and_unknown_policies_are_refused() -> None:
         planner.plan(request(kv_tokens=100))
     with pytest.raises(ValueError, match=r"policy 'best' is not known .*serverful, rlhfuse, rlhfless"):
         policy("best")
+
+
+@pytest.mark.parametrize(("prefill_token_s", "alone"), [(1e-3, True), (0.0, False)])
+def test_prompts_of_one_system_prompt_stay_together_while_that_is_worth_it(prefill_token_s: float, alone: bool) -> None:
+    """Two system prompts of 1,000 tokens, four prompts of each; of both, one prompt in four is four times as long."""
+    heads = [tuple(range(1000 * k, 1000 * (k + 1))) for k in (1, 2)]
+    prompts = [Prompt(i, i, (*heads[i % 2], 9000 + i)) for i in range(8)]
+    asked = StepRequest(1, prompts, 4, 512, {"generate": FunctionLimits(2, 3.6, 1)})
+    cost = GenerateCost(0.0, prefill_token_s, 0.01, 1e-4, 0.0)
+    planner = AdaptivePlanner(policy("ours"), goal=Goal("speed"), priors=Priors(cost))
+    lengths = {i: [400 if i < 3 else 100] * 4 for i in range(8)}
+    planner.recall(PastStep(0, prompts, list(lengths.values()), [], frozenset(), 1.0), 512)
+    plan = planner.plan(asked)
+    assert len(plan.shards) == 2
+    families = [{prompts[s // 4].tokens[0] for s in shard} for shard in plan.shards]
+    assert all(len(found) == 1 for found in families) == alone

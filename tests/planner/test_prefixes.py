@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.planner.prefixes import RadixTrie, shared_head, unique_tokens
+from orchestrator.planner.prefixes import Prefixes, RadixTrie, unique_tokens
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12)
 
@@ -40,12 +41,25 @@ def test_grpo_with_three_samples_avoids_two_thirds() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=1, max_size=8))
-def test_shared_head_is_the_longest_common_prefix(sequences: list[list[int]]) -> None:
+def test_the_head_is_the_longest_common_prefix(sequences: list[list[int]]) -> None:
     expected = 0
     while all(len(s) > expected and s[expected] == sequences[0][expected] for s in sequences):
         expected += 1
-    assert shared_head(sequences) == expected
+    assert Prefixes(sequences).head == expected
 
 
-def test_no_sequences_share_nothing() -> None:
-    assert shared_head([]) == 0
+@given(st.data(), SEQUENCES.filter(len))
+def test_any_shard_is_counted_as_its_trie_has_it(data: st.DataObject, sequences: list[list[int]]) -> None:
+    rows = data.draw(st.lists(st.integers(0, len(sequences) - 1), min_size=1, unique=True))
+    assert Prefixes(sequences).tokens(np.array(rows)) == unique_tokens([sequences[row] for row in rows])
+
+
+def test_families_share_more_than_all_do() -> None:
+    everyone, math, code = list(range(20)), list(range(100, 150)), list(range(200, 250))
+    own = [[900 + k] * 5 for k in range(6)]
+    heads = [everyone + math, everyone + code, everyone + math, everyone, everyone + code, everyone + math]
+    found = Prefixes([head + tail for head, tail in zip(heads, own, strict=True)]).families().tolist()
+    assert found[0] == found[2] == found[5]
+    assert found[1] == found[4]
+    assert len(set(found)) == 3
+    assert len(set(Prefixes([everyone + tail for tail in own]).families().tolist())) == 6  # nobody shares more
