@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from orchestrator.planner.latency import GenerateCost, kv_token_steps
 from orchestrator.planner.scaling import Unmet
+from orchestrator.planner.static import balance
 
 Array = npt.NDArray[np.float64]
 
@@ -190,13 +191,14 @@ def shards(load: Workload, runs: Sequence[Run]) -> list[list[int]]:
 
 
 def together(mean: Array, families: npt.NDArray[np.int64], bins: int) -> list[list[int]]:
-    """Prompts [P] to at most `bins` bins of about equal predicted tokens, those of one family next to each other.
+    """Prompts [P] to at most `bins` bins of about equal predicted tokens, those of one family in as few as can be.
 
-    The order, families by their tokens and prompts in them by length, both longest first, is cut at equal shares: at
-    most one family is split at each boundary, and its head computed once more.
+    A family of about k bins' share of all tokens is k units, others are one; units are dealt out longest first.
     """
-    weight = np.bincount(families, weights=mean)
-    order = np.lexsort((np.arange(len(mean)), -mean, families, -weight[families]))
-    middle = np.cumsum(mean[order]) - 0.5 * mean[order]
-    bin_of = np.minimum((bins * middle / mean.sum()).astype(np.int64), bins - 1)
-    return [order[bin_of == k].tolist() for k in np.unique(bin_of)]
+    share = mean.sum() / bins
+    units: list[list[int]] = []
+    for family in np.unique(families).tolist():
+        rows = np.flatnonzero(families == family)
+        units += [rows[part].tolist() for part in balance(mean[rows].tolist(), max(1, round(mean[rows].sum() / share)))]
+    dealt = balance([float(mean[unit].sum()) for unit in units], bins)
+    return [sorted((row for k in bin_ for row in units[k]), key=lambda row: (-mean[row], row)) for bin_ in dealt]

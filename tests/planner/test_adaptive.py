@@ -6,7 +6,13 @@ import pytest
 
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import (
-    CallObservation, FunctionLimits, PastStep, Prompt, StepObservation, StepPlan, StepRequest,
+    CallObservation,
+    FunctionLimits,
+    PastStep,
+    Prompt,
+    StepObservation,
+    StepPlan,
+    StepRequest,
 )  # fmt: skip
 from orchestrator.planner.latency import GenerateCost
 from orchestrator.planner.learned import Priors

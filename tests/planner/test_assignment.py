@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.planner.assignment import Filler, Run, Workload, makespan_s, shards, sweep, tighten
+from orchestrator.planner.assignment import Filler, Run, Workload, makespan_s, shards, sweep, tighten, together
 from orchestrator.planner.latency import GenerateCost
 
 DECODE_ONLY = GenerateCost(0.0, 0.0, 1.0, 0.1, 0.0)
@@ -106,3 +106,14 @@ def test_sweep_gets_faster_with_more_replicas_and_keeps_the_single_one() -> None
 def test_one_prompt_one_sample() -> None:
     filler = Filler(workload([10.0]), DECODE_ONLY, 64, None)
     assert sweep(filler, 16) == {1: [Run(0, 1, 11.0)]}
+
+
+@given(st.lists(st.tuples(st.integers(1, 500), st.integers(0, 3)), min_size=1, max_size=30), st.integers(1, 6))
+def test_families_stay_whole_unless_they_are_more_than_a_bins_share(rows: list[tuple[int, int]], bins: int) -> None:
+    mean, families = np.array([r[0] for r in rows], dtype=float), np.array([r[1] for r in rows])
+    found = together(mean, families, bins)
+    assert sorted(row for shard in found for row in shard) == list(range(len(rows)))
+    assert len(found) <= bins
+    for family in set(families.tolist()):
+        inside = [shard for shard in found if any(families[row] == family for row in shard)]
+        assert len(inside) <= max(1, round(mean[families == family].sum() * bins / mean.sum()))
