@@ -5,6 +5,7 @@ job.toml       the resolved job                       samples/      prompt, resp
 journal/       the committed history                  model/        the final policy, for transformers
 metrics.jsonl  one line a step                        tensorboard/  event files
 cost.json      replica-seconds and dollars            events.jsonl  what happened, one line an event
+now.json       replicas at this moment                plans.jsonl   what was decided before each step
 lock           held while an orchestrator works      api.json, process, orchestrator.log   of the job API
 """
 

@@ -128,7 +128,7 @@ def page_routes() -> APIRouter:
 
     @router.get("/")
     @router.get("/jobs/{id}")
-    def page() -> Response:
+    async def page() -> Response:
         text, policy = index()
         headers = {
             "Content-Security-Policy": policy,
@@ -140,7 +140,7 @@ def page_routes() -> APIRouter:
         return Response(text, media_type="text/html; charset=utf-8", headers=headers)
 
     @router.get("/assets/{path:path}")
-    def asset(path: str, request: Request) -> Response:
+    async def asset(path: str, request: Request) -> Response:
         found = assets().get(path)
         if found is None:
             raise ApiError(404, f"no asset {path!r}")

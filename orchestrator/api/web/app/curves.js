@@ -13,7 +13,7 @@ const WORDS = {
 // The first of each that the job has.
 const USUAL = [
   ["critic/score/mean"], [/^val-core\/.*\/acc\//], ["actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl"], ["response_length/mean"],
-  ["actor/entropy"], ["actor/grad_norm"], ["rollout_corr/abs_diff_mean"], ["timing_s/step"],
+  ["actor/entropy"], ["actor/grad_norm"], ["rollout_corr/abs_diff_mean"], ["timing_s/step"], ["perf/throughput"],
 ];
 
 export function usual(names) {

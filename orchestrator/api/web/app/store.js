@@ -2,7 +2,7 @@
 import { signal, batch } from "app/html.js";
 import { follow } from "app/feed.js";
 
-const POINTS = 600; // of a curve: more than a chart has pixels
+const POINTS = 400; // of a curve: about as many as a chart has pixels
 const SOON_MS = 300; // events that come together ask once
 const LOOK_MS = 4000; // at a job that has ended: somebody may resume it
 export const ENDED = ["succeeded", "failed", "cancelled"];

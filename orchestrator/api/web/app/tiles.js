@@ -34,7 +34,7 @@ function spending(cost, job) {
   const spent = sum(cost.functions);
   const reserved = sum(cost.serverful);
   const note = reserved > 0
-    ? html`<span class=${spent < reserved ? "good" : ""}>${percent(Math.abs(1 - spent / reserved))} ${spent < reserved ? "under" : "over"}</span> serverful's ${unit.show(reserved)}`
+    ? html`<span class=${spent < reserved ? "good" : ""}>${percent(Math.abs(1 - spent / reserved))} ${spent < reserved ? "under" : "over"}</span> serverful: ${unit.show(reserved)}`
     : "";
   return { title: unit.title, value: unit.show(spent), note };
 }
