@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from orchestrator.telemetry.once import Once
 from orchestrator.telemetry.sinks import Metrics, Sink
 
-END_S = 10.0
+END_S = 30.0
 
 
 class Background:

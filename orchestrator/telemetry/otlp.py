@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
 
-END_S = 1.0
+END_S = 5.0
 EVERY_S = 1.0
 """Spans leave so often."""
 VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from functions.logs import LogLine
 from functions.meter import Meter, Told
+from functions.server_metrics import METRICS
 from functions.wire import Call, Event
 
 if TYPE_CHECKING:
@@ -96,6 +98,8 @@ def test_metrics_are_what_happened(serve: Serve) -> None:
         ("rlhf_function_rollout_mismatch_bound",): 0.5,
     }  # fmt: skip
     assert {name: values[name] for name in expected} == expected
+    shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name, *_ in values}
+    assert shown == {metric.name for metric in METRICS}
     assert 0 < values["rlhf_function_cold_start_seconds",] <= values["rlhf_function_up_seconds",] + 30
     assert values["rlhf_function_phase_seconds_total", "work"] > 0
 

@@ -18,7 +18,6 @@ from orchestrator.telemetry import background
 from orchestrator.telemetry.background import Background
 from orchestrator.telemetry.open_sinks import check_sinks, open_sinks
 from orchestrator.telemetry.sinks import Committed, Metrics, Sink
-from tests.support.tiny_job import command, make_job
 
 STEPS: Committed = [
     (step, {"training/global_step": float(step), "critic/score/mean": step / 10, "val-core/sums/acc/mean@1": 0.5})
@@ -33,6 +32,12 @@ JOB = {
 
 def job(**telemetry: Any) -> JobConfig:
     return parse_job(JOB | {"telemetry": {"tensorboard": False, **telemetry}}, base=Path("/"))
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine of the tests may be busy."""
+    monkeypatch.setattr(background, "END_S", 100.0)
 
 
 def executions(config: JobConfig, directory: Path, *, failed: bool = False) -> list[str]:
@@ -121,20 +126,6 @@ def test_mlflow_has_every_step_of_all_executions_once(
     points = [(p.step, p.value) for p in client.get_metric_history(run.info.run_id, "critic/score/mean")]
     assert sorted(points) == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 0.3)]
     assert run.data.metrics["val-core/sums/acc/mean_at_1"] == 0.5
-
-
-def test_a_real_job_with_a_client_that_fails_ends_as_without(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow", reason="the client mlflow is not installed (extra mlflow)")
-    tiny, run = make_job(tmp_path), tmp_path / "run"
-    where = "telemetry.mlflow={tracking_uri='nonsense://nowhere'}"
-    done = command("run", tiny.file, "--run-dir", run, "steps=1", "validation.every=0", where)
-    assert done.returncode == 0, done.stderr
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    notes = [e["data"]["message"] for e in events if e["type"] == "note" and e["data"]["message"].startswith("mlflow")]
-    assert len(notes) == 1
-    assert notes[0].endswith("the job goes on without it")
-    assert "nonsense" in notes[0]
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 class Odd:

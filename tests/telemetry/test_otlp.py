@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections import defaultdict
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from orchestrator.telemetry.otlp import check_exporter, endpoint_of, open_tracin
 from tests.support.tiny_job import command, make_job
 from tests.telemetry.collector import Collector, collecting
 
+pytestmark = pytest.mark.timeout(300)
 JOB = {"name": "j", "steps": 1, "model": {"path": "m"}, "data": {"train": "t.jsonl"}}
 
 
@@ -31,12 +33,19 @@ def attributes(span: Span) -> dict[str, str | int | bool]:
 
 
 def test_a_jobs_trace_is_one_tree_a_step_over_all_processes(tmp_path: Path) -> None:
+    """And of the same job's sinks one fails: it is told once, and harms nothing."""
     tiny = make_job(tmp_path)
     run = tmp_path / "run"
     with collecting() as collector:
-        endpoint = f"telemetry.otlp_endpoint={collector.url}"
-        done = command("run", tiny.file, "--run-dir", run, "steps=2", "algorithm.kl={coef=0.01}", endpoint)
+        words = [f"telemetry.otlp_endpoint={collector.url}", "steps=2", "algorithm.kl={coef=0.01}"]
+        fails = ["telemetry.mlflow={tracking_uri='nonsense://nowhere'}"] if find_spec("mlflow") else []
+        done = command("run", tiny.file, "--run-dir", run, *words, *fails, timeout_s=250)
     assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    notes = [line["message"] for line in lines if line.get("event") == "note" and "mlflow" in line["message"]]
+    assert [note for note in notes if note.startswith("mlflow: ") and "nonsense" in note] == notes
+    assert len(notes) == len(fails)
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
     assert collector.paths == {"/v1/traces"}
     traces: dict[bytes, list[tuple[dict[str, str], Span]]] = defaultdict(list)
     for resource, span in collector.spans:
@@ -115,7 +124,8 @@ def test_spans_arrive_by_the_end_of_the_job() -> None:
         assert [span.name for _, span in collector.spans] == ["step", "step"]
 
 
-def test_a_collector_that_hangs_is_left_behind_and_told_once() -> None:
+def test_a_collector_that_hangs_is_left_behind_and_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "END_S", 0.2)
     with collecting(holds=threading.Event()) as collector:
         [note] = some_spans(collector)  # returns while the collector still holds its answer
         assert collector.holds is not None

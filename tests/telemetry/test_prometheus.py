@@ -22,6 +22,7 @@ from orchestrator.telemetry.job_metrics import CALLS, COLD_START, FILE, METRICS,
 from tests.api.conftest import serving, wait_for
 from tests.support.tiny_job import make_job
 
+pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "charts" / "rlhf-orchestrate" / "files"
 EVERYTHING = """
@@ -75,7 +76,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scraped,
             found.add(api.get("/metrics").text)
             return str(api.get(f"/v1/jobs/{id}").json()["state"]) not in ("queued", "running")
 
-        wait_for(ended, what="the job's end")
+        wait_for(ended, what="the job's end", timeout_s=250)
         job = api.get(f"/v1/jobs/{id}").json()
         assert job["state"] == "succeeded", job
         yield found, id
