@@ -43,7 +43,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from functions import kinds
+from functions import kinds, userfile
 from functions.attempt import Attempt, Outcome
 from functions.exchange.base import Exchange, check_key
 from functions.exchange.open import open_exchange
@@ -326,6 +326,7 @@ def _work(
             opened["it"] = open_exchange(settings.exchange, settings.job)
         return opened["it"]
 
+    userfile.carried_by(lambda key: exchange().durable.get(key))
     with contextlib.suppress(Exception):  # the calls say what is wrong; loading begins before the first of them comes
         function()
     while (it := attempts.get()) is not None:

@@ -1,4 +1,8 @@
-"""Objects named by the user: `path/to/file.py:name` or `package.module:name`."""
+"""Objects named by the user: `path/to/file.py:name`, `package.module:name`, or `exchange:files/<sha>/file.py:name`.
+
+The last is a file that the orchestrator has put into the job's exchange, for replicas that do not see the user's disk
+(`carried`). It is kept in a directory of this process, under its name, so that tracebacks show it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,22 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from functions.function import FatalError
+
+CARRIED = "exchange:"
+_source: Callable[[str], bytes] | None = None
+
+
+def carried_by(source: Callable[[str], bytes] | None) -> None:
+    """Where this process gets carried files from: `source` gives the value of a key of the job's exchange."""
+    global _source
+    _source = source
 
 
 def load(name: str) -> Any:
@@ -19,6 +34,8 @@ def load(name: str) -> Any:
     Raises FatalError in one line: no such file, module or attribute, or what the file raised, and in which line.
     """
     where, colon, attribute = name.rpartition(":")
+    if where.startswith(CARRIED):
+        where = str(_carried(where.removeprefix(CARRIED)))
     if not (where and colon and attribute.isidentifier()):
         raise FatalError(f"{name!r} names no object: wants 'path/to/file.py:name' or 'package.module:name'")
     module = _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
@@ -26,6 +43,18 @@ def load(name: str) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         raise FatalError(f"{where} has no {attribute!r}") from None
+
+
+def _carried(key: str) -> Path:
+    """The carried file on this machine's disk."""
+    if _source is None:
+        raise FatalError(f"{key} lies in a job's exchange, and this process has none")
+    path = Path(tempfile.gettempdir(), "rlhf-userfiles", key)
+    if not path.exists():
+        data = _source(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return path
 
 
 def _from_file(path: Path) -> ModuleType:

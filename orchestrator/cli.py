@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("job", type=Path, help="job file (TOML)")
     run.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings over those of the file")
     run.add_argument("--run-dir", type=Path, help="where the run is kept (default: runs/<name of the job>)")
+    run.add_argument("--platform", choices=("local", "knative"), help="where functions run, over platform.kind")
     run.add_argument("--no-warm-parent", action="store_true", help="start each replica afresh: slower, less memory")
     run.set_defaults(command=_run)
 
@@ -98,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(given: argparse.Namespace) -> int:
     overrides = [*given.overrides, *(["platform.warm_parent=false"] if given.no_warm_parent else [])]
+    overrides += [f"platform.kind={given.platform}"] if given.platform else []
     job = load_job(given.job, overrides)
     prepared = prepare(job)
     return _train(Run(prepared, RunDirectory.create(given.run_dir or Path("runs") / job.name, job)))

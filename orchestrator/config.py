@@ -148,6 +148,8 @@ class VolumeConfig(Section):
     def _one_source(self) -> VolumeConfig:
         if self.claim is not None and self.host_path is not None:
             raise ValueError("claim and host_path exclude each other: set one")
+        if self.host_path is not None and not self.read_only:
+            raise ValueError("Knative mounts a host_path read-only: set read_only = true, or take a claim")
         return self
 
 
@@ -200,8 +202,8 @@ class PlatformConfig(Section):
 
     @model_validator(mode="after")
     def _settled(self) -> PlatformConfig:
-        if (self.kind == "knative") != (self.knative is not None):
-            raise ValueError('platform.knative holds the settings of kind = "knative": set both or neither')
+        if self.kind == "knative" and self.knative is None:
+            raise ValueError('kind = "knative" wants its settings, platform.knative.image at least')
         return self
 
 

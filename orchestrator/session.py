@@ -25,7 +25,7 @@ from orchestrator.live import View
 from orchestrator.loop import Loop
 from orchestrator.planner.scaling import Unmet
 from orchestrator.platforms.base import FunctionSpec
-from orchestrator.platforms.open import open_platform
+from orchestrator.platforms.open import check_platform, open_platform
 from orchestrator.prompts import PromptSource
 from orchestrator.recipes import Recipe, find_recipe
 from orchestrator.recorder import Recorder
@@ -36,6 +36,7 @@ from orchestrator.store import Store
 from orchestrator.telemetry.open_sinks import check_sinks
 from orchestrator.telemetry.otlp import check_exporter, open_tracing
 from orchestrator.telemetry.tracing import Tracing
+from orchestrator.user_files import carry
 from orchestrator.versions import check_models, export
 
 
@@ -63,6 +64,7 @@ def prepare(job: JobConfig) -> Prepared:
     job_planner(job, specs)
     source = PromptSource.load(job)
     check_room(job, function_limits(job, specs)["generate"], source.longest)
+    check_platform(job, specs)
     return Prepared(job, recipe, settings, source, specs)
 
 
@@ -97,6 +99,9 @@ async def _execute(run: Run, view: View, events: EventLog, tracing: Tracing) -> 
     store = Store(run.directory.open_exchange(job), patience_s=job.limits.store_s)
     epoch = await take_lease(store.durable, f"{os.uname().nodename} {os.getpid()}")
     journal = await Journal.open(store.durable)
+    told, settings = job, run.prepared.settings
+    if job.platform.kind == "knative":
+        told, settings = await carry(store, job, settings)
     platform = open_platform(job, *run.directory.exchange(job), log_dir=path / "logs")
     recorder = Recorder(job, path, store, journal.records, platform, specs, view, events)
     invoker = Invoker(
@@ -113,7 +118,7 @@ async def _execute(run: Run, view: View, events: EventLog, tracing: Tracing) -> 
     for past in recorded_steps(job, path / "trace.json", journal.records, run.prepared.source):
         planner.recall(past, job.rollout.max_response_length)
     loop = Loop(
-        job=job,
+        job=told,
         recipe=run.prepared.recipe,
         prompts=run.prepared.source,
         store=store,
@@ -122,7 +127,7 @@ async def _execute(run: Run, view: View, events: EventLog, tracing: Tracing) -> 
         planner=planner,
         epoch=epoch,
         limits=function_limits(job, specs),
-        settings=run.prepared.settings,
+        settings=settings,
         cost=recorder.cost,
         on_plan=recorder.planned,
         on_report=recorder.keep_samples,

@@ -42,7 +42,7 @@ from orchestrator.telemetry.now import NowFile
 State = Literal["queued", "running", "interrupted", "succeeded", "failed", "cancelled"]
 STATES: tuple[State, ...] = get_args(State)
 ID = r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$"
-LONGEST = 36
+LONGEST = 28
 """Of the ids that are made here: a function's name and a revision's number come after it, and a label holds 63."""
 RESTARTS = 3
 KEYS = ".idempotency"

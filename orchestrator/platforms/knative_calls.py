@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import httpx
@@ -17,6 +18,7 @@ from functions.wire import Call, Event, WireError
 from orchestrator.platforms.base import CallLost, PlatformError
 
 CONNECT_S = 10.0
+END_S = 1.0
 LOST = (404, 408, 429, 500, 502, 503, 504)
 """Answers of the ingress, the activator and a replica that is not to have the call; 404: no route (yet)."""
 
@@ -50,13 +52,16 @@ class Caller:
         try:
             if response.status_code != 200:
                 await _refused(what, response)
-            async for line in response.aiter_lines():
+            lines = response.aiter_lines()
+            async for line in lines:
                 if not line:
                     continue
                 event = Event.from_line(line)
-                yield event
                 if event.kind in ("done", "error"):
+                    await _to_the_end(lines)
+                    yield event
                     return
+                yield event
         except httpx.TransportError as error:
             raise CallLost(f"{what} was cut: {error or type(error).__name__}") from error
         except WireError as error:
@@ -76,6 +81,14 @@ class Caller:
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+async def _to_the_end(lines: AsyncIterator[str]) -> None:
+    """Of an answer that has said all: the ingress breaks connections whose responses are closed before their end."""
+    with suppress(httpx.TransportError, TimeoutError):
+        async with asyncio.timeout(END_S):
+            async for _ in lines:
+                pass
 
 
 async def _refused(what: str, response: httpx.Response) -> None:

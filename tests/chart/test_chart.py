@@ -105,7 +105,7 @@ def test_a_job_is_valid_over_the_charts_defaults(scenario: Objects) -> None:
     assert job.platform.kind == "knative"
     assert knative is not None
     assert knative.namespace == "rl"
-    assert ("data", "/data", True) in [(v.name, v.mount_path, v.read_only) for v in knative.volumes]
+    assert {v.mount_path for v in knative.volumes} <= {"/cache"}, "functions get data through the exchange"
     assert knative.env_secrets == (one(scenario, "Deployment", "-api")["spec"]["template"]["spec"]["containers"][0]
                                    ["envFrom"][0]["secretRef"]["name"],)  # fmt: skip
 
@@ -130,7 +130,7 @@ def test_functions_answer_knative_and_their_gang_only(render: Render) -> None:
     assert (pod["nodeSelector"], pod["runtimeClassName"]) == ({"pool": "gpu"}, "nvidia")
     assert pod["serviceAccountName"] == "rlhf-functions"
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    assert {m["mountPath"] for m in pod["containers"][0]["volumeMounts"]} == {"/scratch", "/data", "/cache"}
+    assert {m["mountPath"] for m in pod["containers"][0]["volumeMounts"]} == {"/scratch", "/cache"}
     assert made["generate"]["spec"]["template"]["spec"]["containers"][0]["image"].startswith("registry.example.com/")
 
 
@@ -198,7 +198,7 @@ def test_helm_tests_are_hooks(scenario: Objects) -> None:
         (["--set", "exchange.url=dir:///tmp"], "exchange.url"),
         (["--set", "functions.tolerations[0].tolerationSeconds=1"], "tolerationSeconds is not allowed"),
         (["--set", "podSecurity.runAsUser=0"], "runAsUser"),
-        (["--set", "functions.cache.existingClaim=a,functions.cache.hostPath=/b"], "cache"),
+        (["--set", "functions.cache.hostPath=/b"], "cache"),
         (["--kube-version", "1.28.0"], "incompatible"),
     ],
 )

@@ -1,68 +1,92 @@
-"""Any cluster with Knative that KUBECONFIG points to.
+"""Any cluster with Knative that KUBECONFIG points to, with the chart installed by the tests (docs/knative.md).
 
-RLHF_CLUSTER     the [platform.knative] section, as a TOML inline table: image, ingress, volumes, ...
-RLHF_EXCHANGE    URL of an exchange that pods and this machine reach, e.g. dir:///shared on a mounted volume
+KUBECONFIG       the cluster; helm and kubectl have to be on the PATH
+RLHF_VALUES      values files for the chart, separated by ":" (images, storage; valkey and seaweedfs enabled)
+RLHF_NAMESPACE   namespace of the release (default: rlhf-test); it is made, and stays
+RLHF_DATA        where examples/arithmetic lies on the release's data claim (default: /data/arithmetic)
+RLHF_INGRESS     URL of Knative's internal ingress as this machine reaches it; without it, kubectl forwards a port to
+                 service kourier-internal
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import socket
 import subprocess
-import sys
 import time
-import tomllib
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from orchestrator.config import KnativeConfig
 from orchestrator.platforms.knative_api import KubeApi, core, serving
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "arithmetic"
+ROOT = Path(__file__).parents[2]
+RELEASE = "rlhf"
+ENDED = ("succeeded", "failed", "cancelled")
 
 
 @dataclass
-class Target:
-    """Where the tests run, and the job that one of them runs."""
+class Release:
+    """An installed chart, and how to reach it."""
 
-    settings: str
-    exchange: str
-    job: str = field(default_factory=lambda: f"t{uuid.uuid4().hex[:8]}")
-    api: KubeApi = field(default_factory=KubeApi)
+    namespace: str
+    api: KubeApi
+    client: httpx.Client
+    defaults: dict[str, Any]
+    """Of every job: defaults.json of the release."""
+    data: str
 
-    @property
-    def namespace(self) -> str:
-        table: dict[str, Any] = tomllib.loads(f"v = {self.settings}")["v"]
-        return str(table.get("namespace", "default"))
+    def post(self, name: str, **settings: Any) -> str:
+        """The id of an arithmetic job, sent to the API."""
+        job: dict[str, Any] = {
+            "name": name, "steps": 2, "model": {"path": f"{self.data}/model"},
+            "data": {"train": f"{self.data}/train.jsonl", "prompts_per_step": 32},
+            "reward": {"score": f"{self.data}/reward.py:compute_score"},
+            "rollout": {"n": 8, "max_response_length": 20, "engine": "torch"},
+            "validation": {"every": 0, "at_start": False}, "train": {"lr": 5e-4}, "limits": {"call_s": 600.0},
+            "telemetry": {"tensorboard": False},
+        }  # fmt: skip
+        answer = self.client.post("/v1/jobs", json=job | settings)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
 
-    def words(self, *overrides: str) -> list[str]:
-        return [
-            f"name={self.job}", 'platform.kind="knative"', f"platform.knative={self.settings}",
-            f'exchange.url="{self.exchange}"', "limits.call_s=300.0", *overrides,
-        ]  # fmt: skip
+    def job(self, id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.client.get(f"/v1/jobs/{id}").json()
+        return found
 
-    def pods(self) -> list[dict[str, Any]]:
-        found = self.api.get(
-            core(self.namespace, "pods"),
-            labelSelector=f"rlhf-orchestrate/job={self.job},rlhf-orchestrate/function",
-        )
-        items: list[dict[str, Any]] = found["items"]
+    def ended(self, id: str, limit_s: float = 600) -> dict[str, Any]:
+        until(lambda: self.job(id)["state"] in ENDED, limit_s)
+        return self.job(id)
+
+    def history(self, id: str) -> list[Any]:
+        """What was committed: the metrics that depend on the samples and the weights."""
+        names = ("critic/score/mean", "response_length/mean", "actor/grad_norm", "actor/pg_loss")
+        found = self.client.get(f"/v1/jobs/{id}/metrics").json()
+        return [found["metrics"].get(name) for name in names]
+
+    def pods(self, id: str, function: str | None = None) -> list[dict[str, Any]]:
+        only = "rlhf-orchestrate/function" if function is None else f"rlhf-orchestrate/function={function}"
+        selector = f"rlhf-orchestrate/job={id},{only}"
+        items: list[dict[str, Any]] = self.api.get(core(self.namespace, "pods"), labelSelector=selector)["items"]
         return items
 
-    def revisions(self) -> list[str]:
-        found = self.api.get(serving(self.namespace, "revisions"), labelSelector=f"rlhf-orchestrate/job={self.job}")
+    def named(self, kind: str, id: str) -> list[str]:
+        found = self.api.get(serving(self.namespace, kind), labelSelector=f"rlhf-orchestrate/job={id}")
         return sorted(item["metadata"]["name"] for item in found["items"])
 
-    def services(self) -> list[str]:
-        found = self.api.get(serving(self.namespace, "services"), labelSelector=f"rlhf-orchestrate/job={self.job}")
-        return [item["metadata"]["name"] for item in found["items"]]
+    def config(self, ingress: str) -> KnativeConfig:
+        return KnativeConfig.model_validate(self.defaults["platform"]["knative"] | {"ingress": ingress})
 
 
-def until(condition: Callable[[], bool], limit_s: float) -> float:
+def until(condition: Callable[[], object], limit_s: float) -> float:
     """Seconds until the condition held."""
     began_s = time.monotonic()
     while not condition():
@@ -71,22 +95,59 @@ def until(condition: Callable[[], bool], limit_s: float) -> float:
     return time.monotonic() - began_s
 
 
-def start(words: Sequence[object]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.cli", *map(str, words)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+@contextmanager
+def forwarded(namespace: str, service: str, port: int) -> Iterator[str]:
+    """The URL at which `kubectl port-forward` reaches a service."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        local = free.getsockname()[1]
+    command = ["kubectl", "port-forward", "-n", namespace, f"service/{service}", f"{local}:{port}"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            until(lambda: process.poll() is not None or _answers(local), 30)
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            yield f"http://127.0.0.1:{local}"
+        finally:
+            process.terminate()
 
 
-@pytest.fixture
-def target() -> Iterator[Target]:
-    missing = [name for name in ("KUBECONFIG", "RLHF_CLUSTER", "RLHF_EXCHANGE") if name not in os.environ]
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="session")
+def release() -> Iterator[Release]:
+    missing = [name for name in ("KUBECONFIG", "RLHF_VALUES") if name not in os.environ]
     if missing:
         pytest.skip(f"needs a cluster: set {', '.join(missing)} (tests/cluster/conftest.py says how)")
-    here = Target(os.environ["RLHF_CLUSTER"], os.environ["RLHF_EXCHANGE"])
-    yield here
-    assert until(lambda: here.pods() == [], 90) < 90
-    assert here.services() == []
+    namespace = os.environ.get("RLHF_NAMESPACE", "rlhf-test")
+    values = [word for file in os.environ["RLHF_VALUES"].split(":") for word in ("-f", file)]
+    chart = str(ROOT / "charts" / "rlhf-orchestrate")
+    helm = ["helm", "upgrade", RELEASE, chart, "--install", "-n", namespace, "--create-namespace", "--wait", *values]
+    done = subprocess.run(helm, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    api = KubeApi()
+    full = f"{RELEASE}-rlhf-orchestrate"
+    tokens = base64.b64decode(api.get(core(namespace, "secrets", f"{full}-tokens"))["data"]["tokens"]).decode()
+    token = next(words[2] for words in map(str.split, tokens.splitlines()) if words[1:2] == ["write"])
+    defaults = json.loads(api.get(core(namespace, "configmaps", f"{full}-config"))["data"]["defaults.json"])
+    data = os.environ.get("RLHF_DATA", "/data/arithmetic")
+    with forwarded(namespace, f"{full}-api", 80) as url:
+        headers = {"Authorization": f"Bearer {token}"}
+        with httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False) as client:
+            yield Release(namespace, api, client, defaults, data)
+
+
+@pytest.fixture(scope="session")
+def ingress() -> Iterator[str]:
+    if "RLHF_INGRESS" in os.environ:
+        yield os.environ["RLHF_INGRESS"]
+    else:
+        with forwarded("kourier-system", "kourier-internal", 80) as url:
+            yield url
 
 
 @pytest.fixture
@@ -95,6 +156,6 @@ def figures(record_property: Callable[[str, object], None]) -> Callable[[str, ob
 
     def tell(name: str, value: object) -> None:
         record_property(name, value)
-        print(f"\nfigure: {name} = {json.dumps(value)}")
+        print(f"\nfigure: {name} = {json.dumps(value)}", flush=True)
 
     return tell

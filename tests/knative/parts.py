@@ -88,6 +88,7 @@ class Revision:
     waiting: int = 0
     """Requests in the activator."""
     replicas: int = 0
+    requests: int = 0
     active: str = "False"
     """The PodAutoscaler's condition; Unknown: activating."""
     active_since_s: float = 0.0

@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.config import JobConfig, dump_job, load_job, parse_job
 from orchestrator.errors import ConfigError
+from orchestrator.platforms.knative_manifests import check_names
 
 JOB: dict[str, Any] = {
     "name": "j",
@@ -43,8 +44,7 @@ def test_the_resolved_job_reads_back_as_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"platform": {"kind": "knative"}}, "platform: platform.knative holds the settings of kind"),
-        ({"platform": {"knative": {"image": "i"}}}, "set both or neither"),
+        ({"platform": {"kind": "knative"}}, "platform: kind = .knative. wants its settings, platform.knative.image"),
         ({"exchange": {}}, "exchange.url is needed on Knative"),
         ({"platform": {"kind": "knative", "knative": {}}}, "platform.knative.image: is required"),
         (
@@ -56,3 +56,10 @@ def test_the_resolved_job_reads_back_as_itself(tmp_path: Path) -> None:
 def test_one_line_per_mistake(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(**changes)
+
+
+def test_names_that_kubernetes_could_not_hold_are_told_early() -> None:
+    """The Deployment of a function's Revision has the longest name; above 63 characters it would be a hash."""
+    check_names("j" * 36, ["generate", "reference"])
+    with pytest.raises(ConfigError, match=r"has 36 characters; .*'train-cost-critic' has room for 28"):
+        check_names("j" * 36, ["generate", "train-cost-critic"])

@@ -99,7 +99,9 @@ def test_the_same_job_gives_the_same_template() -> None:
 
 def test_a_volume_has_one_source() -> None:
     with pytest.raises(ValidationError, match="exclude each other"):
-        VolumeConfig(name="a", mount_path="/a", claim="b", host_path="/c")
+        VolumeConfig(name="a", mount_path="/a", claim="b", host_path="/c", read_only=True)
+    with pytest.raises(ValidationError, match="host_path read-only: set read_only = true"):
+        VolumeConfig(name="a", mount_path="/a", host_path="/c")
 
 
 def status(**status: Any) -> dict[str, Any]:

@@ -107,11 +107,9 @@ imagePullSecrets: [{name: {{ . }}}]
 {{/* What lies under every job (a JSON job file): the exchange, and how functions are deployed. */}}
 {{- define "rlhf.defaults" -}}
 {{- $f := .Values.functions -}}
-{{- $volumes := list (dict "name" "data" "mount_path" "/data" "claim" (include "rlhf.claim" (list . "data")) "read_only" true) -}}
+{{- $volumes := list -}}
 {{- if $f.cache.existingClaim -}}
 {{- $volumes = append $volumes (dict "name" "cache" "mount_path" "/cache" "claim" $f.cache.existingClaim) -}}
-{{- else if $f.cache.hostPath -}}
-{{- $volumes = append $volumes (dict "name" "cache" "mount_path" "/cache" "host_path" $f.cache.hostPath) -}}
 {{- end -}}
 {{- $knative := dict
   "image" (include "rlhf.image" (list . "trainer"))
