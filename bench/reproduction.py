@@ -82,8 +82,8 @@ def testbed() -> list[dict[str, Any]]:
     head()
     return [
         found
-        for model in ("Qwen2.5-3B", "Qwen2.5-7B")
         for recipe in ("grpo", "ppo")
+        for model in ("Qwen2.5-3B", "Qwen2.5-7B")
         for data in scenarios.DATA
         for found in compare(scenarios.rlhfless_testbed(model, recipe, data), [r for r in RUNS if r[0] != "rlhfuse"])
     ]

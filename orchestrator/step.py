@@ -88,7 +88,7 @@ class Step:
         count = self.samples_per_prompt if n is None else n
         samples = Samples((prompts or self.prompts).groups, count)
         sampling = dict(self.sampling) | ({} if temperature is None else {"temperature": temperature})
-        sampling["seed"] = derived_seed(self.seed, self.number, name)
+        sampling |= {"seed": derived_seed(self.seed, self.number, name), "chunk": self.plan.chunk}
         self._fill(samples, self._generate(name, samples, prompts or self.prompts, count, sampling))
         return samples
 

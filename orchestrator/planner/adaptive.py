@@ -235,6 +235,7 @@ class AdaptivePlanner:
             overlap=self.policy.fuse != "no",
             feed_s={name: t.call_s for name, t in chosen.trainers.items() if t.fed},
             feed_groups=groups,
+            chunk=16 if self.policy.fuse == "no" else max(1, len(request.prompts) * request.samples_per_prompt // 1024),
             feed_part=max(request.samples_per_prompt, -(-len(request.prompts) * request.samples_per_prompt // 128)),
             cut_below=chosen.tail.cut_below,
             migrate_to=chosen.tail.migrate_to,

@@ -103,6 +103,8 @@ class StepPlan:
     """Of these, when the call is made instead: as soon as so many groups are whole, which is how far the step is
     expected to be when the function has to be started (none of `prewarm_s`)."""
     feed_part: int = 1
+    chunk: int = 16
+    """Finished samples that a generate replica hands over at a time."""
     predicted_step_s: float | None = None
     predicted_cost_usd: float | None = None
     predicted_lengths: Sequence[float] = ()

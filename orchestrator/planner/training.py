@@ -57,7 +57,7 @@ class Trainer:
     """on average over how generation may go."""
     fed: bool
     groups: int = 0
-    """How many are whole when the replicas are asked for; 0: that is later than all, or not tied to them."""
+    """How many are whole when the replicas are asked for; 0: it is not tied to them (before the first, after all)."""
 
     @property
     def replica_s(self) -> float:
@@ -112,7 +112,7 @@ def fed(
         ends = [max(pace * begin_s + float(left_s[0]), limit) + own_s for pace, limit in pairs]
         call_s = max(0.0, begin_s - own_s)
         mean_s, open_s = sum(ends[1:]) / len(paces), max(0.0, call_s - start_s)
-        groups = max(1, int(np.searchsorted(ready_s, open_s))) if open_s < ready_s[-1] else 0
+        groups = int(np.searchsorted(ready_s, open_s)) if open_s < ready_s[-1] else 0
         found.append(Trainer(replicas, open_s, call_s, ends[0], mean_s, True, groups))
     return found
 

@@ -104,7 +104,7 @@ async def generate(call: Call, model: Generate, exchange: MemoryExchange) -> Eve
         return
     cut = exchange.watch(call.cut_key)
     order = np.argsort(plan.finish_s, kind="stable").tolist()
-    chunk = int(call.params.get("chunk", 1))
+    chunk = int(call.params["chunk"])
     sent = 0
     try:
         while sent < len(order):
