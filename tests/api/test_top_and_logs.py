@@ -114,7 +114,7 @@ def test_a_real_jobs_log_says_what_it_did(tmp_path: Path) -> None:
     tiny = make_job(tmp_path)
     reward = tiny.directory / "reward.py"
     reward.write_text(reward.read_text().replace("    return", "    print('scored', ground_truth)\n    return", 1))
-    done = command("run", tiny.file, "--run-dir", tmp_path / "run", "steps=2", "validation.every=0")
+    done = command("run", tiny.file, "--run-dir", tmp_path / "run", "steps=2", "validation.every=0", timeout_s=250)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()[:-1]]
     assert {(line["job"], line["function"]) for line in lines} == {("tiny", "orchestrator")}
