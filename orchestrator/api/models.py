@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -35,6 +35,7 @@ class JobView(BaseModel):
     serverful_usd: float | None = Field(description="What reserved machines would have cost by the same moment")
     last_event: int = Field(description="Id of its last event")
     sample_failures: int = Field(description="Samples that were dropped because their scorer failed")
+    can: list[Literal["cancel", "resume", "delete"]] = Field(description="What may be asked of it now")
     message: str | None = Field(description="Why it has failed or was cancelled")
 
 
@@ -47,6 +48,12 @@ class JobDetail(JobView):
 class JobList(BaseModel):
     jobs: list[JobView] = Field(description="Newest first")
     next: str | None = Field(description="Pass it as `after` for the next page; null at the end")
+
+
+def _can(job: Job) -> list[str]:
+    if not job.settled:
+        return ["cancel"]
+    return ["delete"] if job.state == "succeeded" else ["resume", "delete"]
 
 
 def trend(summary: Summary) -> list[float]:
@@ -78,5 +85,6 @@ def view(job: Job) -> dict[str, Any]:
         "serverful_usd": None if job.now is None else job.now["serverful_usd"],
         "last_event": summary.last_id,
         "sample_failures": summary.sample_failures,
+        "can": _can(job),
         "message": summary.message if job.settled else None,
     }

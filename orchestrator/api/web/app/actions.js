@@ -2,14 +2,11 @@
 import { html, useState } from "app/html.js";
 import { Dialog } from "app/parts.js";
 
-const CAN_CANCEL = ["queued", "running", "interrupted"];
-const CAN_RESUME = ["failed", "cancelled"];
-
 export function Actions({ store, job }) {
   const [asking, setAsking] = useState(null);
   return html`
-    ${CAN_CANCEL.includes(job.state) && html`<button type="button" class="danger" onClick=${() => setAsking("cancel")}>Cancel…</button>`}
-    ${CAN_RESUME.includes(job.state) && html`<button type="button" class="main" onClick=${() => setAsking("resume")}>Resume…</button>`}
+    ${job.can.includes("cancel") && html`<button type="button" class="danger" onClick=${() => setAsking("cancel")}>Cancel…</button>`}
+    ${job.can.includes("resume") && html`<button type="button" class="main" onClick=${() => setAsking("resume")}>Resume…</button>`}
     ${asking && html`<${Ask} what=${asking} store=${store} job=${job} onClose=${() => setAsking(null)} />`}
   `;
 }

@@ -1,6 +1,6 @@
 // One job: what it is, how it stands, and its parts under tabs.
 import { html, useEffect, useMemo, useRef, useState } from "app/html.js";
-import { openStore, ENDED } from "app/store.js";
+import { openStore } from "app/store.js";
 import { useKeys } from "app/keys.js";
 import { Failure, State } from "app/parts.js";
 import { moment } from "app/format.js";
@@ -104,5 +104,3 @@ function fromHash() {
   const name = location.hash.slice(1);
   return TABS.some(([tab]) => tab === name) ? name : "overview";
 }
-
-export { ENDED };

@@ -11,6 +11,11 @@ const PAGE = 100;
 const reward = (job) => job.metrics["critic/score/mean"];
 const pass = (job) => Object.entries(job.metrics).find(([name]) => name.startsWith("val-core/") && name.includes("/acc/"))?.[1];
 
+function first(message) {
+  const [line, ...more] = message.split("\n");
+  return more.length ? `${line} (and ${more.length} more)` : line;
+}
+
 function Row({ job }) {
   const spent = job.spent_usd ?? job.cost_usd;
   const saved = job.serverful_usd ? 1 - spent / job.serverful_usd : NaN;
@@ -24,7 +29,7 @@ function Row({ job }) {
     <td>${pass(job) === undefined ? "–" : percent(pass(job), 1)}</td>
     <td>${dollars(spent)}${Number.isFinite(saved) && spent > 0 && html`<small class=${saved > 0 ? "good" : ""}>${percent(Math.abs(saved))} ${saved > 0 ? "under" : "over"} ${dollars(job.serverful_usd)}</small>`}</td>
     <td>${duration(took)}<small>${ago(job.created_at)}</small></td>
-    <td class="left now">${job.message ? html`<span class="bad clamp">${job.message}</span>` : replicas || (job.state === "running" ? "at zero" : "")}</td>
+    <td class="left now">${job.message ? html`<span class="bad clamp">${first(job.message)}</span>` : replicas || (job.state === "running" ? "at zero" : "")}</td>
   </tr>`;
 }
 

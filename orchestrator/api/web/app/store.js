@@ -5,7 +5,6 @@ import { follow } from "app/feed.js";
 const POINTS = 400; // of a curve: about as many as a chart has pixels
 const SOON_MS = 300; // events that come together ask once
 const LOOK_MS = 4000; // at a job that has ended: somebody may resume it
-export const ENDED = ["succeeded", "failed", "cancelled"];
 
 export function openStore(id, source) {
   const store = {
@@ -103,7 +102,7 @@ export function openStore(id, source) {
       try {
         const before = store.job.value;
         await refresh.job();
-        if (store.job.value.last_event > (store.events.value[0]?.id ?? before.last_event) || !ENDED.includes(store.job.value.state)) {
+        if (store.job.value.last_event > (store.events.value[0]?.id ?? before.last_event) || store.job.value.can.includes("cancel")) {
           listen(store.events.value[0]?.id ?? before.last_event);
           return;
         }

@@ -6,8 +6,11 @@ import { Failure } from "app/parts.js";
 export function Trouble({ store, job }) {
   if (job.state === "failed") return html`<${Failed} store=${store} job=${job} />`;
   if (job.state === "interrupted") {
-    return html`<div class="trouble mild" role="status"><h2>Its orchestrator was killed</h2>
-      <p>What is committed stays. The server starts it again by itself; it goes on from step ${(job.step ?? -1) + 1}.</p></div>`;
+    const next = (job.step ?? -1) + 1;
+    return html`<div class="trouble mild" role="status"><h2>Nobody is working on it</h2>
+      <p>Its orchestrator ended without a word; what is committed stays. ${job.can.includes("resume")
+        ? html`<b>Resume</b> goes on from step ${next}.`
+        : `The server starts it again by itself, from step ${next}.`}</p></div>`;
   }
   if (job.sample_failures > 0) {
     return html`<div class="trouble mild" role="status"><p>${plural(job.sample_failures, "sample was", "samples were")} dropped because
