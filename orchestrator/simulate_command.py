@@ -2,6 +2,7 @@
 
 simulate 3b-grpo-gpqa                        the built-in scenarios are listed by `simulate list`
 simulate my.toml --policy ours --steps 30    a scenario of your own (orchestrator/simulation/scenarios.py)
+simulate runs/job                            a run that was made, again: its lengths, its functions' measured times
 simulate 3b-grpo-gpqa --picture gantt.svg    replicas' lives over the last two steps of each policy
 """
 
@@ -22,7 +23,9 @@ from orchestrator.pictures import Life, figure, gantt
 from orchestrator.plan_command import write_picture
 from orchestrator.planner.policies import POLICIES, policy
 from orchestrator.planner.scaling import OBJECTIVES, Goal, Unmet
+from orchestrator.run_directory import RunDirectory
 from orchestrator.simulation.job import Outcome, simulate
+from orchestrator.simulation.replay import replay
 from orchestrator.simulation.scenario import Scenario
 from orchestrator.simulation.scenarios import find_scenario, names
 from orchestrator.tables import number
@@ -36,7 +39,7 @@ SHOWN_STEPS = 2
 
 def simulate_parser(commands: Any) -> None:
     parser = commands.add_parser("simulate", help="policies side by side, in virtual time")
-    parser.add_argument("scenario", help="a built-in scenario, a TOML file, or `list`")
+    parser.add_argument("scenario", help="a built-in scenario, a TOML file, a run's directory, or `list`")
     parser.add_argument(
         "--policy", action="append", choices=list(POLICIES), help="compare only these with serverful (repeatable)"
     )
@@ -52,7 +55,8 @@ def _simulate(given: argparse.Namespace) -> int:
     if given.scenario == "list":
         print("\n".join(names()))
         return 0
-    scenario = find_scenario(given.scenario)
+    path = Path(given.scenario)
+    scenario = replay(RunDirectory.open(path)) if path.is_dir() else find_scenario(given.scenario)
     if given.steps is not None:
         if given.steps < 1:
             raise ConfigError(f"--steps: got {given.steps} (wants >= 1)")
@@ -65,7 +69,10 @@ def _simulate(given: argparse.Namespace) -> int:
     if OURS not in others and goal != Goal():
         raise ConfigError(f"--objective, --deadline-s and --budget-usd are for {OURS}, which is not among the policies")
     try:
-        outcomes = [simulate(scenario, policy(name), goal=goal if name == OURS else None) for name in (BASE, *others)]
+        outcomes = [
+            simulate(scenario, scenario.adapted(policy(name)), goal=goal if name == OURS else None)
+            for name in (BASE, *others)
+        ]
     except Unmet as error:
         raise RunError(f"planner: {error}") from None
     Console().print(outcome_table(scenario, outcomes), highlight=False)
@@ -76,7 +83,7 @@ def _simulate(given: argparse.Namespace) -> int:
 
 def outcome_table(scenario: Scenario, outcomes: Sequence[Outcome]) -> Table:
     """Means over all steps; the first outcome is what the others are compared with."""
-    title = f"{scenario.name}: {scenario.gpus} x {scenario.device.name}, {scenario.steps} steps"
+    title = f"{scenario.name}: {scenario.gpus} x {scenario.device.name}, {len(outcomes[0].step_s)} steps"
     table = Table("policy", box=SIMPLE, title=title, title_justify="left")
     for column in ("step s", "speed", "GPU s a step", f"against {outcomes[0].policy}", "USD a step"):
         table.add_column(column, justify="right")

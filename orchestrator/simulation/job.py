@@ -10,12 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from functions.weights.files import encode_header
 from functions.wire import Json
 from orchestrator.config import JobConfig, parse_job
-from orchestrator.data import Row, Tokenized
 from orchestrator.dataflow import Report
 from orchestrator.fleet import Fleet
 from orchestrator.invoke import Invoker
@@ -27,7 +24,6 @@ from orchestrator.planner.policies import Policy
 from orchestrator.planner.scaling import Goal
 from orchestrator.platforms.base import Usage
 from orchestrator.platforms.simulated import Pool, SimulatedPlatform, Span
-from orchestrator.prompts import NOTHING, PromptSource
 from orchestrator.recipes import find_recipe
 from orchestrator.settings import train_settings
 from orchestrator.simulation.clock import run
@@ -82,7 +78,7 @@ async def _simulate(scenario: Scenario, policy: Policy, goal: Goal, deterministi
     job_loop = Loop(
         job=job,
         recipe=recipe,
-        prompts=_prompts(scenario),
+        prompts=scenario.prompts(),
         store=store,
         journal=await Journal.open(store),
         fleet=Fleet(platform, Invoker(platform)),
@@ -131,18 +127,9 @@ def _job(scenario: Scenario, deterministic: bool, directory: Path) -> JobConfig:
                 "max_response_length": scenario.max_response_length,
                 "slots": scenario.slots,
             },
-            "algorithm": {"kl": {"coef": 0.001}},
+            "seed": scenario.seed,
+            "algorithm": scenario.algorithm,
             "validation": {"every": 0},
         },
         base=directory,
     )
-
-
-def _prompts(scenario: Scenario) -> PromptSource:
-    """Prompts of random tokens behind a common head."""
-    rng = np.random.default_rng(0)
-    count = scenario.epoch_steps * scenario.prompts_per_step
-    head = list(range(scenario.head_tokens))
-    own = rng.integers(1000, 30_000, (count, scenario.prompt_tokens)).tolist()
-    rows = [Row(i, f"simulated.jsonl:{i + 1}", "simulated", b"{}") for i in range(count)]
-    return PromptSource(Tokenized(rows, [head + tokens for tokens in own], []), NOTHING, shuffle=True)

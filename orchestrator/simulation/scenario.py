@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from functions.wire import Json
+from orchestrator.data import Row, Tokenized
 from orchestrator.planner.base import FunctionLimits
 from orchestrator.planner.devices import Device, ModelShape, kv_capacity_tokens
 from orchestrator.planner.latency import WorkCost, forward_prior, generate_prior, train_prior
 from orchestrator.planner.learned import Priors
 from orchestrator.planner.policies import Policy
 from orchestrator.platforms.base import FunctionSpec
+from orchestrator.prompts import NOTHING, PromptSource
 from orchestrator.simulation.functions import Generate, Model, Work
 from orchestrator.simulation.lengths import Lengths
 
@@ -46,6 +51,8 @@ class Scenario:
     """GPUs of the train function where functions have their own and a policy does not choose them; None: all (with a
     critic: half each)."""
     slots: int = 256
+    seed: int = 0
+    """Of the order in which prompts are drawn."""
     process_s: float = 2.0
     """Start of a function without its weights, on a node that has the image and a parked process (engine and graphs up,
     as after vLLM's level-1 sleep: 0.26 to 3 s on record). 25 s is on record for a process from nothing."""
@@ -76,6 +83,24 @@ class Scenario:
         """Fewest ranks that hold weights, gradients and moments (16 bytes a parameter) in 70 % of their memory."""
         room = 0.7 * self.rank_gpus * self.device.memory_gib * 2**30
         return -(-16 * int(self.model.parameters) // int(room))
+
+    @property
+    def algorithm(self) -> Json:
+        """As in a job file."""
+        return {"kl": {"coef": 0.001}}
+
+    def prompts(self) -> PromptSource:
+        """Prompts of random tokens behind a common head."""
+        rng = np.random.default_rng(0)
+        count = self.epoch_steps * self.prompts_per_step
+        head = list(range(self.head_tokens))
+        own = rng.integers(1000, 30_000, (count, self.prompt_tokens)).tolist()
+        rows = [Row(i, f"simulated.jsonl:{i + 1}", "simulated", b"{}") for i in range(count)]
+        return PromptSource(Tokenized(rows, [head + tokens for tokens in own], []), NOTHING, shuffle=True)
+
+    def adapted(self, policy: Policy) -> Policy:
+        """The policy as this cluster can have it."""
+        return policy
 
     def specs(self, policy: Policy) -> list[FunctionSpec]:
         """In the order in which a step first uses them; prices by GPU, as the device table has them."""

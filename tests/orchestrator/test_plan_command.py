@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import tomli_w
 
 from orchestrator.cli import main
 from orchestrator.config import load_job
@@ -218,3 +221,51 @@ def test_a_scenario_or_goal_that_is_not_there_is_told(capsys: pytest.CaptureFixt
     assert "deadline_s is -1.0 (wants more than 0)" in capsys.readouterr().err
     assert main(["simulate", "3b-grpo-gpqa", "--policy", "rlhfuse", "--objective", "cost"]) == 2
     assert "are for ours, which is not among the policies" in capsys.readouterr().err
+
+
+@pytest.fixture
+def replayable(run: Path, tmp_path: Path) -> Path:
+    """The run made by hand, as one of a job without a reference model: it has calls of all its functions."""
+    path = tmp_path / "again"
+    shutil.copytree(run, path)
+    job = tomllib.loads((path / "job.toml").read_text())
+    del job["algorithm"]
+    (path / "job.toml").write_text(tomli_w.dumps(job))
+    return path
+
+
+def test_a_run_is_replayed_with_its_lengths_and_measured_times(
+    replayable: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", str(replayable), "--policy", "ours"]) == 0
+    text = capsys.readouterr().out
+    assert "2 steps" in text
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    # The first step starts generate (0.5 s); a call each of 1, 0.5 and 2 s.
+    assert float(rows["serverful"][1]) == pytest.approx((0.5 + 3.5 + 3.5) / 2, rel=0.15)
+    assert float(rows["ours"][4]) < float(rows["serverful"][4])
+
+
+def test_a_trace_that_lacks_something_is_refused_in_one_line(
+    run: Path, replayable: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = replayable / "trace.json"
+    whole = trace.read_text()
+
+    def told(path: Path) -> str:
+        assert main(["simulate", str(path)]) == 1
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1
+        return line
+
+    assert "trace.json: has no calls with counts of reference" in told(run)
+    trace.write_text(whole.replace('"samples":8,', ""))
+    assert "trace.json: has no calls with counts of reward, train" in told(replayable)
+    trace.write_text(whole.replace('"lengths":[[8,8,8,8],[8,8,8,8]]', '"lengths":[]', 1))
+    assert "trace.json: lacks the lengths of step 1: a replay needs every step from the first" in told(replayable)
+    trace.write_text(whole.replace("[8,8,8,8],[8,8,8,8]", "[8,8,8,8]", 1))
+    assert "step 1 has the lengths of 1 prompts, the journal says that it drew 2" in told(replayable)
+    trace.write_text(whole.replace("[8,8,8,8],[8,8,8,8]", "[8,8,8],[8,8,8,8]", 1))
+    assert "step 1, group 0 has 3 lengths, rollout.n is 4" in told(replayable)
+    trace.unlink()
+    assert "has no finished step with its calls: nothing to predict by" in told(replayable)

@@ -1,0 +1,133 @@
+"""A run that was made, as a scenario: other policies on the same work.
+
+From the run's trace: the length of every response (content held fixed), and what its calls took (planner/learned.py).
+From its job: prompts in their order, functions, replicas, prices. Every function has replicas of its own; a
+replica without a GPU counts as one, so that "GPU seconds" are replica-seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from functions.wire import Json
+from orchestrator.config import JobConfig
+from orchestrator.errors import RunError
+from orchestrator.history import finished_steps
+from orchestrator.job_planner import adaptive_planner
+from orchestrator.planner.base import FunctionLimits, PastStep
+from orchestrator.planner.devices import Device, ModelShape
+from orchestrator.planner.latency import GenerateCost, WorkCost
+from orchestrator.planner.learned import Priors
+from orchestrator.planner.policies import Policy
+from orchestrator.platforms.base import FunctionSpec
+from orchestrator.prompts import PromptSource
+from orchestrator.run_directory import RunDirectory
+from orchestrator.session import prepare
+from orchestrator.simulation.functions import Generate, Model, Work
+from orchestrator.simulation.lengths import Trace
+from orchestrator.simulation.scenario import Scenario
+from orchestrator.specs import function_limits
+
+KINDS: Mapping[str, Literal["reward", "reference", "train"]] = {
+    "reward": "reward", "reference": "reference", "train": "train",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded(Scenario):
+    """`costs`: measured, of every function."""
+
+    job: JobConfig
+    source: PromptSource
+    functions: Sequence[FunctionSpec]
+    costs: Priors
+
+    @property
+    def algorithm(self) -> Json:
+        return dict(self.job.algorithm)
+
+    def prompts(self) -> PromptSource:
+        return replace(self.source, shuffle=self.job.data.shuffle)
+
+    def adapted(self, policy: Policy) -> Policy:
+        return replace(policy, colocated=False)
+
+    def specs(self, policy: Policy) -> list[FunctionSpec]:
+        return [replace(spec, gpus=max(1, spec.gpus)) for spec in self.functions]
+
+    def limits(self, policy: Policy) -> dict[str, FunctionLimits]:
+        found = function_limits(self.job, self.functions)
+        return {name: replace(limits, gpus=max(1, limits.gpus)) for name, limits in found.items()}
+
+    def priors(self, policy: Policy) -> Priors:
+        return self.costs
+
+    def models(self, policy: Policy) -> dict[str, Model]:
+        kv, found = self.limits(policy)["generate"].kv_tokens, dict[str, Model]()
+        for spec in self.functions:
+            start_s = self.costs.start_s[spec.name]
+            if spec.kind == "generate":
+                assert self.costs.generate is not None, "replay has looked"
+                found[spec.name] = Generate(self.costs.generate, self.lengths, start_s, 0.0, self.slots, kv)
+            else:
+                found[spec.name] = Work(KINDS[spec.kind], self.costs.work[spec.name], start_s)
+        return found
+
+
+def replay(run: RunDirectory) -> Recorded:
+    """Raises RunError, in one line, for a run whose trace lacks something."""
+    job = run.job
+    prepared = prepare(job)
+    steps = finished_steps(run, prepared.source)
+    lengths = _lengths(run, job, steps)
+    generate, work, start_s = _measured(run, job, prepared.specs, steps)
+    return Recorded(
+        name=job.name,
+        device=Device("replica", 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None, f"measured in {run.path}"),
+        model=ModelShape(job.name, 0.0, 0, 0, 0),
+        gpus=sum(spec.max_replicas * max(1, spec.gpus) for spec in prepared.specs),
+        recipe=job.recipe,
+        lengths=Trace(lengths),
+        prompts_per_step=job.data.prompts_per_step,
+        samples_per_prompt=job.rollout.n,
+        max_response_length=job.rollout.max_response_length,
+        steps=len(steps),
+        slots=job.rollout.slots,
+        seed=job.seed,
+        job=job,
+        source=prepared.source,
+        functions=prepared.specs,
+        costs=Priors(generate, work, start_s),
+    )
+
+
+def _lengths(run: RunDirectory, job: JobConfig, steps: Sequence[PastStep]) -> dict[tuple[int, int, int], int]:
+    found: dict[tuple[int, int, int], int] = {}
+    trace = run.path / "trace.json"
+    for expected, step in enumerate(steps, start=1):
+        if step.step != expected:
+            raise RunError(f"{trace}: lacks the lengths of step {expected}: a replay needs every step from the first")
+        for group, lengths in enumerate(step.lengths):
+            if len(lengths) != job.rollout.n:
+                raise RunError(
+                    f"{trace}: step {expected}, group {group} has {len(lengths)} lengths, rollout.n is {job.rollout.n}"
+                )
+            found |= {(expected, group, index): length for index, length in enumerate(lengths)}
+    return found
+
+
+def _measured(
+    run: RunDirectory, job: JobConfig, specs: Sequence[FunctionSpec], steps: Sequence[PastStep]
+) -> tuple[GenerateCost, Mapping[str, WorkCost], Mapping[str, float]]:
+    planner = adaptive_planner(job, specs)
+    for step in steps:
+        planner.recall(step, job.rollout.max_response_length)
+    generate = planner.learned.generate
+    work = {spec.name: cost for spec in specs if (cost := planner.learned.work(spec.name)) is not None}
+    missing = [s.name for s in specs if s.kind != "generate" and s.name not in work]
+    missing += ["generate"] if generate is None else []
+    if generate is None or missing:
+        raise RunError(f"{run.path / 'trace.json'}: has no calls with counts of {', '.join(missing)}")
+    return generate, work, {spec.name: planner.learned.start_s(spec.name) for spec in specs}
