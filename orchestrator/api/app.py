@@ -28,6 +28,7 @@ from functions.prometheus import CONTENT_TYPE
 from orchestrator.api import problems
 from orchestrator.api.auth import Tokens
 from orchestrator.api.feed import Feeds
+from orchestrator.api.files import file_routes
 from orchestrator.api.jobs import Jobs
 from orchestrator.api.look.routes import look_routes
 from orchestrator.api.page import page_routes
@@ -82,6 +83,7 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens | None) -> FastAPI:
 
     app.include_router(job_routes(jobs, Feeds(jobs), site, reads, writes))
     app.include_router(look_routes(jobs, reads))
+    app.include_router(file_routes(jobs, writes))
     app.include_router(page_routes())
 
     @app.get(

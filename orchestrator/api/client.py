@@ -30,7 +30,14 @@ class Refused(OrchestratorError):
 
 
 def submit(
-    path: Path, overrides: Sequence[str], *, url: str, token_file: Path | None, key: str | None, follow: bool
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    url: str,
+    token_file: Path | None,
+    key: str | None,
+    follow: bool,
+    upload: bool = False,
 ) -> int:
     """The command's exit code: 0 when the job was taken, or (`follow`) when it has succeeded.
 
@@ -39,6 +46,10 @@ def submit(
     table = read_table(path, overrides)
     headers = {"Content-Type": "application/toml", "Idempotency-Key": key or str(uuid.uuid4())}
     with httpx.Client(base_url=url, headers=token_headers(token_file), timeout=30) as client:
+        if upload:
+            from orchestrator.api.upload import send_files  # it needs `check` of this module
+
+            send_files(client, table, path.parent)
         job = _post(client, tomli_w.dumps(table).encode(), headers)
         print(f"job {job['id']}: {url.rstrip('/')}/v1/jobs/{job['id']}")
         if not follow:

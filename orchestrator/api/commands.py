@@ -8,7 +8,8 @@ from typing import Any
 
 SERVE = """The job API over a directory of runs. Jobs run as processes here, or (--job-template) as Kubernetes Jobs;
 they go on when the server ends, and the next one finds them."""
-SUBMIT = """Sends a job to a server of `rlhf-orchestrate serve`. Paths in the job are the server's.
+SUBMIT = """Sends a job to a server of `rlhf-orchestrate serve`. Paths in the job are the server's, or with --upload
+the files are sent along.
 The token comes from --token-file or $RLHF_TOKEN."""
 
 
@@ -30,6 +31,9 @@ def submit_parser(commands: Any) -> None:
     parser.add_argument("job", type=Path, help="job file (TOML)")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings over those of the file")
     _server(parser)
+    parser.add_argument(
+        "--upload", action="store_true", help="send the files that the job names (relative to it) along"
+    )
     parser.add_argument("--idempotency-key", help="a repeated submit with the same key makes no second job")
     parser.add_argument("--follow", action="store_true", help="print what happens until the job ends")
     parser.set_defaults(command=_submit)
@@ -71,7 +75,7 @@ def _submit(given: argparse.Namespace) -> int:
 
     return submit(
         given.job, given.overrides, url=given.url, token_file=given.token_file, key=given.idempotency_key,
-        follow=given.follow,
+        follow=given.follow, upload=given.upload,
     )  # fmt: skip
 
 

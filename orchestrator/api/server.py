@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from functions.logs import About, log_lines
 from orchestrator.api.app import create_app
 from orchestrator.api.auth import Tokens
+from orchestrator.api.files import FILES
 from orchestrator.api.jobs import Jobs
 from orchestrator.api.launch import Launcher, LocalLauncher
 from orchestrator.api.routes import Site
@@ -56,7 +57,8 @@ def build(options: ServeOptions) -> FastAPI:
         launcher = KubernetesLauncher.connect(runs, options.job_template)
     defaults = {} if options.defaults is None else read_table(options.defaults)
     tokens = None if options.tokens is None else Tokens(options.tokens)
-    return create_app(Jobs(runs, launcher, max_running=options.max_running), Site(roots, defaults), tokens)
+    site = Site([*roots, runs / FILES], defaults)
+    return create_app(Jobs(runs, launcher, max_running=options.max_running), site, tokens)
 
 
 def serve(options: ServeOptions) -> None:

@@ -1,0 +1,73 @@
+"""`rlhf-orchestrate submit --upload`: the files that a job names go to the server, and the job names them there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from orchestrator.api.client import check
+from orchestrator.config import PATHS
+from orchestrator.errors import ConfigError, RunError
+
+CODE = (("", "recipe"), ("reward", "score"), ("algorithm", "advantage"), ("algorithm", "loss"))
+BLOCK = 1 << 20
+
+
+def send_files(client: httpx.Client, table: dict[str, Any], base: Path) -> None:
+    """Sends what `table` names, and makes it name the server's copies. Raises ConfigError, Refused, RunError."""
+    places: dict[str, Path] = {}
+    named: list[tuple[dict[str, Any], str, str, str]] = []
+    for section, key in (*PATHS, *CODE):
+        holder = table if not section else table.get(section)
+        value = holder.get(key) if isinstance(holder, dict) else None
+        if not isinstance(holder, dict) or not isinstance(value, str):
+            continue
+        file, suffix = value, ""
+        if (section, key) in CODE:
+            file, _, attribute = value.rpartition(":")
+            if not file.endswith(".py") or "://" in value:
+                continue
+            suffix = f":{attribute}"
+        source = base / file
+        if not source.exists():
+            raise ConfigError(f"{section}.{key}: {source}: no such file, nothing to upload".lstrip("."))
+        place = f"{section or 'job'}-{key}/{source.name}"
+        places |= (
+            {f"{place}/{p.relative_to(source)}": p for p in _files(source)} if source.is_dir() else {place: source}
+        )
+        named.append((holder, key, place, suffix))
+    if not places:
+        return
+    bundle = _digest(places)
+    directory = ""
+    for place, source in places.items():
+        try:
+            answer = client.put(f"/v1/files/{bundle}", params={"path": place}, content=_blocks(source), timeout=600)
+        except httpx.TransportError as error:
+            raise RunError(f"{client.base_url}: {source} could not be sent ({error})") from error
+        check(answer)
+        directory = answer.json()["directory"]
+    for holder, key, place, suffix in named:
+        holder[key] = f"{directory}/{place}{suffix}"
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(p for p in directory.rglob("*") if p.is_file() and not any(q.startswith(".") for q in p.parts[-1:]))
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            yield block
+
+
+def _digest(places: dict[str, Path]) -> str:
+    whole = hashlib.sha256()
+    for place, source in sorted(places.items()):
+        with source.open("rb") as file:
+            whole.update(f"{place} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()[:16]

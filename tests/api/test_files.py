@@ -1,0 +1,74 @@
+"""Files by PUT, and `submit --upload`: a job of a user who reaches the API and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from orchestrator.api.client import submit
+from orchestrator.api.files import FILES
+from orchestrator.errors import ConfigError
+from tests.api.conftest import WRITE, Served
+from tests.support.tiny_job import make_job
+
+BUNDLE = "0123456789abcdef"
+
+
+def put(served: Served, path: str, data: bytes, bundle: str = BUNDLE) -> httpx.Response:
+    with served.client() as api:
+        return api.put(f"/v1/files/{bundle}", params={"path": path}, content=data)
+
+
+def test_a_file_arrives_whole_and_again(served: Served) -> None:
+    for data in (b"x" * 3_000_000, b"y"):
+        answer = put(served, "model/a.bin", data)
+        assert answer.status_code == 201, answer.text
+        assert Path(answer.json()["directory"], "model/a.bin").read_bytes() == data
+    assert [p.name for p in Path(answer.json()["directory"]).iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", ".hidden", "a//b", "", "a/" * 9 + "b"])
+def test_places_outside_of_a_bundle_are_refused(served: Served, path: str) -> None:
+    assert put(served, path, b"").status_code == 422
+
+
+def test_a_file_is_no_directory(served: Served) -> None:
+    assert put(served, "a", b"").status_code == 201
+    assert put(served, "a/b", b"").status_code == 409
+
+
+def test_submit_sends_what_the_job_names(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server has none of the job's files; the job it makes names copies that are the same to the byte."""
+    job = make_job(tmp_path / "laptop")
+    monkeypatch.setenv("RLHF_TOKEN", WRITE)
+    assert submit(job.file, [], url=served.url, token_file=None, key=None, follow=False, upload=True) == 0
+    id = capsys.readouterr().out.split()[1].rstrip(":")
+    with served.client() as api:
+        config = api.get(f"/v1/jobs/{id}").json()["config"]
+    for sent, own in ((config["model"]["path"], "model"), (config["data"]["train"], "")):
+        assert f"/{FILES}/" in sent
+        assert Path(sent).exists(), own
+    model = Path(config["model"]["path"])
+    assert {p.name for p in model.iterdir()} >= {"config.json", "tokenizer.json"}
+    assert not str(model).startswith(str(tmp_path / "laptop"))
+
+
+def test_a_file_that_is_not_there_is_told_before_anything_is_sent(served: Served, tmp_path: Path) -> None:
+    job = make_job(tmp_path / "laptop")
+    with pytest.raises(ConfigError, match=r"data\.train: .*gone\.jsonl: no such file"):
+        submit(
+            job.file, ['data.train="gone.jsonl"'], url=served.url, token_file=None, key=None, follow=False, upload=True
+        )
+
+
+def test_bundles_that_no_job_names_go_after_a_day(served: Served) -> None:
+    old = Path(put(served, "a", b"", bundle="a" * 16).json()["directory"])
+    os.utime(old / "a", (time.time() - 90000,) * 2)
+    put(served, "a", b"", bundle="f" * 16)
+    assert not old.exists()
