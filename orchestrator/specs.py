@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -74,12 +75,22 @@ def kv_tokens(job: JobConfig) -> int | None:
 
 
 def check_room(job: JobConfig, limits: FunctionLimits, longest_prompt: int) -> None:
-    """Raises ConfigError where the longest sample that the job allows has no room in one replica of generate."""
+    """Raises ConfigError where the longest sample that the job allows has no room in one replica of generate, or is
+    longer than what the model was made for.
+    """
+    rooms = {"one replica of generate has room for": limits.kv_tokens, "the model's context is": _context(job)}
     longest = longest_prompt + job.rollout.max_response_length
-    if limits.kv_tokens is not None and longest > limits.kv_tokens:
-        most = limits.kv_tokens - longest_prompt
-        fits = f"at most {most}" if most > 0 else f"a longer cache: the longest prompt has {longest_prompt}"
-        raise ConfigError(
-            f"rollout.max_response_length: a sample may have {longest} tokens, one replica of generate has room for "
-            f"{limits.kv_tokens} (wants {fits})"
-        )
+    for what, room in rooms.items():
+        if room is not None and longest > room:
+            most = room - longest_prompt
+            wanted = f"at most {most}" if most > 0 else f"shorter prompts: the longest has {longest_prompt} tokens"
+            raise ConfigError(
+                f"rollout.max_response_length: a sample may have {longest} tokens, {what} {room} (wants {wanted})"
+            )
+
+
+def _context(job: JobConfig) -> int | None:
+    """None: the model's config names none."""
+    config = json.loads((Path(job.model.path) / "config.json").read_bytes())
+    found = config.get("text_config", config).get("max_position_embeddings")
+    return found if isinstance(found, int) else None

@@ -51,3 +51,10 @@ def test_samples_that_have_no_room_are_refused_before_anything_starts(file: Path
     small = [*VLLM, "rollout.vllm.kv_cache_mb=1", "rollout.max_response_length=5000"]
     with pytest.raises(ConfigError, match=r"^rollout.max_response_length: a sample may have 50\d\d tokens, .* 4096"):
         kv(file, *small)
+
+
+def test_responses_beyond_the_models_context_are_refused(file: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"a sample may have 7\d tokens, the model's context is 64 \(wants at most 5\d\)"
+    ):
+        kv(file, "rollout.max_response_length=70")
