@@ -3,7 +3,6 @@
 KUBECONFIG       the cluster; helm and kubectl have to be on the PATH
 RLHF_VALUES      values files for the chart, separated by ":" (images, storage; valkey and seaweedfs enabled)
 RLHF_NAMESPACE   namespace of the release (default: rlhf-test); it is made, and stays
-RLHF_DATA        where examples/arithmetic lies on the release's data claim (default: /data/arithmetic)
 RLHF_INGRESS     URL of Knative's internal ingress as this machine reaches it; without it, kubectl forwards a port to
                  service kourier-internal
 """
@@ -25,6 +24,7 @@ from typing import Any
 import httpx
 import pytest
 
+from orchestrator.api.upload import send_files
 from orchestrator.config import KnativeConfig
 from orchestrator.platforms.knative_api import KubeApi, core, serving
 
@@ -42,19 +42,20 @@ class Release:
     client: httpx.Client
     defaults: dict[str, Any]
     """Of every job: defaults.json of the release."""
-    data: str
 
     def post(self, name: str, **settings: Any) -> str:
-        """The id of an arithmetic job, sent to the API."""
+        """The id of an arithmetic job, sent to the API with its files."""
         job: dict[str, Any] = {
-            "name": name, "steps": 2, "model": {"path": f"{self.data}/model"},
-            "data": {"train": f"{self.data}/train.jsonl", "prompts_per_step": 32},
-            "reward": {"score": f"{self.data}/reward.py:compute_score"},
+            "name": name, "steps": 2, "model": {"path": "model"},
+            "data": {"train": "train.jsonl", "prompts_per_step": 32},
+            "reward": {"score": "reward.py:compute_score"},
             "rollout": {"n": 8, "max_response_length": 20, "engine": "torch"},
             "validation": {"every": 0, "at_start": False}, "train": {"lr": 5e-4}, "limits": {"call_s": 600.0},
             "telemetry": {"tensorboard": False},
         }  # fmt: skip
-        answer = self.client.post("/v1/jobs", json=job | settings)
+        job |= settings
+        send_files(self.client, job, ROOT / "examples" / "arithmetic")
+        answer = self.client.post("/v1/jobs", json=job)
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])
 
@@ -134,11 +135,10 @@ def release() -> Iterator[Release]:
     tokens = base64.b64decode(api.get(core(namespace, "secrets", f"{full}-tokens"))["data"]["tokens"]).decode()
     token = next(words[2] for words in map(str.split, tokens.splitlines()) if words[1:2] == ["write"])
     defaults = json.loads(api.get(core(namespace, "configmaps", f"{full}-config"))["data"]["defaults.json"])
-    data = os.environ.get("RLHF_DATA", "/data/arithmetic")
     with forwarded(namespace, f"{full}-api", 80) as url:
         headers = {"Authorization": f"Bearer {token}"}
         with httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False) as client:
-            yield Release(namespace, api, client, defaults, data)
+            yield Release(namespace, api, client, defaults)
 
 
 @pytest.fixture(scope="session")
