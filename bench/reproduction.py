@@ -158,7 +158,7 @@ def fusion() -> list[dict[str, Any]]:
     """RLHFuse's own system: everything held; inter-stage fusion off and on, and the threshold R_t swept."""
     scenario = Scenario(
         "13B ppo 64 H100", device("H100"), shape("Llama-2-13B"), 64, "ppo", Lognormal.of(300, 0.86),
-        prompts_per_step=512, samples_per_prompt=1, max_response_length=2048, forward_gpus=1, steps=10,
+        prompts_per_step=512, samples_per_prompt=1, max_response_length=2048, forward_gpus=1, steps=4,
         link_gb_s=50.0,
     )  # fmt: skip
     head()

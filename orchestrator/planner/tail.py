@@ -161,7 +161,7 @@ class Tail:
         numbers = np.concatenate([s.numbers for s in self.shards])
         left = self.leftover(choice.cut_below)
         if left is not None:
-            stays = times <= left.at_s
+            stays = ~np.isin(numbers, left.numbers)
             moved, named = [times[stays]], [numbers[stays]]
             for k in range(choice.migrate_to):
                 held, more = left.held[k :: choice.migrate_to][::-1], left.more[k :: choice.migrate_to][::-1]
