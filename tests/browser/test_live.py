@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from tests.api.conftest import READ, free_port, serving, wait_for
 from tests.browser.conftest import Open, job_text, state_of, submit
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 STEPS = 40
 SCORER = """
 def score(data_source, solution_str, ground_truth, extra_info=None):
@@ -56,7 +56,7 @@ def test_from_an_empty_list_over_a_restart_to_the_end(tmp_path: Path, visit: Ope
     with serving(runs, tmp_path / "data", max_running=1, port=port) as served:
         expect(away).to_be_hidden()
         until_step(page, at + 1)
-        expect(page.locator(".state").first).to_have_text("succeeded", timeout=200_000)
+        expect(page.locator(".state").first).to_have_text("succeeded", timeout=600_000)
         expect(page.locator(".tile strong").first).to_have_text(f"{STEPS} / {STEPS}")
         page.get_by_role("tab", name="Events").click()
         expect(page.locator(".events li.finished")).to_have_count(1)
@@ -83,7 +83,7 @@ def test_cancel_and_resume_are_asked_about_first(tmp_path: Path, visit: Open) ->
         page.get_by_role("button", name="Cancel…").click()
         page.get_by_role("button", name="Cancel the job").click()
         expect(page.locator(".state").first).to_have_text("cancelled")
-        wait_for(lambda: state_of(served, id) == "cancelled", what="cancelled")
+        wait_for(lambda: state_of(served, id) == "cancelled", what="cancelled", timeout_s=180)
         at = step_of(page)
 
         page.get_by_role("button", name="Resume…").click()
@@ -104,7 +104,7 @@ def test_cancel_and_resume_are_asked_about_first(tmp_path: Path, visit: Open) ->
         expect(page.locator(".state").first).to_have_text("running")
         with served.client() as api:
             api.post(f"/v1/jobs/{id}/cancel")
-        wait_for(lambda: state_of(served, id) == "cancelled", what="cancelled")
+        wait_for(lambda: state_of(served, id) == "cancelled", what="cancelled", timeout_s=180)
 
 
 def test_a_failure_says_what_where_and_what_would_be_right(tmp_path: Path, visit: Open) -> None:

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import Open, Ran
 from tests.support.tiny_job import command
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 TABS = ("overview", "cost", "plan", "samples", "events", "settings")
 AXE = (importlib.resources.files("axe_playwright_python") / "axe.min.js").read_text()
 
