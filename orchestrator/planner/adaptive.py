@@ -61,6 +61,8 @@ class AdaptivePlanner:
         self._static = StaticPlanner(keep_warm=policy.keep == "all", generate=generate)
         self._warm: frozenset[str] = frozenset()
         self._last: StepPlan | None = None
+        self._begun = False
+        """After the first step, in which the platform starts too."""
         self._prewarmed: frozenset[str] = frozenset()
         self._pace: deque[float] = deque(maxlen=PACES_KEPT)
 
@@ -77,7 +79,10 @@ class AdaptivePlanner:
             metrics.pop(f"planner/start_s/{name}", None)
         metrics |= self.lengths.observe(observation.lengths)
         every = np.array([x for values in observation.lengths.values() for x in values], dtype=np.float64)
-        metrics |= self.learned.observe(observation.calls, every, observation.step_s, self._prewarmed)
+        metrics |= self.learned.observe(
+            observation.calls, every, observation.step_s if self._begun else None, self._prewarmed
+        )
+        self._begun = True
         if self._last is not None and self._last.predicted_step_s is not None:
             predicted = {"step": (self._last.predicted_step_s, observation.step_s)}
             self._pace.append(observation.step_s / self._last.predicted_step_s)

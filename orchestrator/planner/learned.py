@@ -74,17 +74,19 @@ class LearnedCosts:
         return float(np.median(self._between)) if self._between else 0.0
 
     def observe(
-        self, calls: Sequence[CallObservation], lengths: Array, step_s: float, prewarmed: Collection[str] = ()
+        self, calls: Sequence[CallObservation], lengths: Array, step_s: float | None, prewarmed: Collection[str] = ()
     ) -> dict[str, float]:
         """Learns from a step's calls; returns the relative error of what was believed before, by function.
 
         `lengths` [S]: of the step's responses. A generate call tells its sum of lengths only; that of their squares,
         which the keys and values read depend on, is taken to be the step's. A call that tells no counts says nothing.
+        `step_s` None: of a step whose time between calls is not typical.
         The cold starts of `prewarmed` functions were partly over when they were called: they tell nothing.
         """
         total = float(lengths.sum())
         squared_per_token = float((lengths**2).sum()) / total if total else 0.0
-        self._between.append(max(0.0, step_s - open_s(calls)))
+        if step_s is not None:
+            self._between.append(max(0.0, step_s - open_s(calls)))
         metrics: dict[str, float] = {}
         by_function: dict[str, list[CallObservation]] = {}
         for call in calls:
