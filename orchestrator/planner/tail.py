@@ -45,6 +45,7 @@ class ShardState:
         order = np.argsort(lengths, kind="stable")
         prompt, length = prompt_tokens[order], lengths[order]
         finish_s = finish_times_s(prompt, length, cost, max_batch=max_batch, prefill_tokens=prefill_tokens)
+        finish_s = np.maximum.accumulate(finish_s)  # ascending also where equal lengths differ by rounding
         return cls(prompt, length, finish_s, cost.call_s + cost.prefill_token_s * prefill_tokens, named[order])
 
     def left_at(self, time_s: float) -> tuple[Array, Array, npt.NDArray[np.int64]]:
@@ -161,7 +162,7 @@ class Tail:
         numbers = np.concatenate([s.numbers for s in self.shards])
         left = self.leftover(choice.cut_below)
         if left is not None:
-            stays = ~np.isin(numbers, left.numbers)
+            stays = times <= left.at_s
             moved, named = [times[stays]], [numbers[stays]]
             for k in range(choice.migrate_to):
                 held, more = left.held[k :: choice.migrate_to][::-1], left.more[k :: choice.migrate_to][::-1]
