@@ -92,3 +92,21 @@ def test_replica_counts_are_close_to_each_other_where_few_and_end_with_the_limit
     assert replica_counts(12) == [1, 2, 3, 4, 6, 8, 12]
     assert replica_counts(64) == [1, 2, 3, 4, 6, 8, 16, 32, 64]
     assert replica_counts(1) == [1]
+
+
+def test_capped_samples_that_end_together_are_moved_or_stay_once() -> None:
+    """Equal lengths at the cap, more samples than slots, prompts that differ: times equal up to rounding."""
+    rng, cost = np.random.default_rng(0), GenerateCost(0.1, 4e-5, 0.025, 0.0, 1.4e-7)
+    for _ in range(40):
+        lengths = np.minimum(rng.lognormal(6.3, 0.8, (2, 300)), 2048.0)
+        prompts = rng.integers(200, 300, (2, 300)).astype(float)
+        states = [
+            ShardState.of(p, n, cost, 256, 3e4, np.arange(300) + 300 * k)
+            for k, (p, n) in enumerate(zip(prompts, lengths, strict=True))
+        ]
+        end = Tail(states, cost, max_batch=256, kv_tokens=None)
+        for below in (10, 60, 120):
+            left = end.leftover(below)
+            if left is not None:
+                _, numbers = end.finish(end.move(below, left, 1))
+                assert sorted(numbers.tolist()) == list(range(600))
