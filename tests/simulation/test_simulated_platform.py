@@ -54,7 +54,8 @@ def world(
 
 def generate_call(exchange: MemoryExchange, batch: SampleBatch, name: str = "c", cap: int = 100) -> Call:
     ref = exchange.put(f"batches/{name}", batch.encode())
-    return Call(f"s000001.generate.{name}", "generate", {"samples": [ref]}, POLICY, {"max_response_length": cap, "chunk": 1}, 1)
+    params = {"max_response_length": cap, "chunk": 1}
+    return Call(f"s000001.generate.{name}", "generate", {"samples": [ref]}, POLICY, params, 1)
 
 
 async def collect(platform: SimulatedPlatform, function: str, call: Call) -> list[tuple[float, Event]]:
@@ -117,7 +118,8 @@ def test_a_cut_hands_over_what_is_unfinished_and_it_goes_on_elsewhere() -> None:
         exchange.put(call.cut_key, b"cut")
         first = await task
         left = cast(Ref, first[-2][1].ref)
-        again = Call("s000001.generate.d", "generate", {"samples": [left]}, POLICY, {"max_response_length": 100, "chunk": 1}, 1)
+        params = {"max_response_length": 100, "chunk": 1}
+        again = Call("s000001.generate.d", "generate", {"samples": [left]}, POLICY, params, 1)
         return first, await collect(platform, "generate", again)
 
     first, second = run(main())
