@@ -92,7 +92,7 @@ def testbed() -> list[dict[str, Any]]:
 def tensor() -> list[dict[str, Any]]:
     """One case with replicas of generate on more GPUs each: a baseline tuned for the time of its longest response."""
     head()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for gpus in (1, 2, 4):
         scenario = replace(scenarios.rlhfless_testbed("Qwen2.5-7B", "grpo", "gsm8k"), generate_gpus=gpus)
         rows += compare(replace(scenario, name=f"{scenario.name} TP{gpus}"), RUNS)
@@ -103,7 +103,7 @@ def bounds() -> list[dict[str, Any]]:
     """What no schedule on these GPUs can beat: the serverful generation without its reshard, and all work that
     is not generation spread evenly over all GPUs."""
     print(f"{'case':24} {'serverful s':>11} {'generate s':>11} {'other GPU-s':>12} {'speed at most':>14}")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for model in ("Qwen2.5-3B", "Qwen2.5-7B"):
         for recipe in ("grpo", "ppo"):
             for data in scenarios.DATA:
@@ -142,7 +142,7 @@ def bound(scenario: Scenario) -> dict[str, Any]:
 
 def starts() -> list[dict[str, Any]]:
     head()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for process_s in (0.5, 2.0, 5.0, 25.0):
         scenario = scenarios.rlhfless_testbed("Qwen2.5-3B", "grpo", "gpqa", process_s=process_s)
         rows += compare(replace(scenario, name=f"{scenario.name} {process_s:g} s"))
@@ -180,7 +180,7 @@ def placement() -> list[dict[str, Any]]:
         f"{'model':12} {'GPUs':>5} {'stages':>7} {'best':10} {'step s':>8} {'colocate':>9} {'split':>8} "
         f"{'standalone':>11}"
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in ("Llama-2-13B", "Llama-34B"):
         model = shape(name)
         roles = [Role("actor", model, True, True), Role("critic", model, True)]
@@ -228,7 +228,7 @@ def schedules() -> list[dict[str, Any]]:
         f"{'case':>4} {'bound':>6} {'greedy':>7} {'theirs':>7} {'found':>6} {'memory':>7} {'CPU s':>6}   "
         f"{'found':>6} {'memory':>7} {'CPU s':>6} {'theirs':>7} {'memory':>7}"
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
     for case, (numbers, their_greedy, their_makespan, bound, their_memory) in PUBLISHED.items():
         pipelines = Pipelines(*numbers)
         row: dict[str, Any] = {"case": case, "greedy": greedy(pipelines).makespan}
