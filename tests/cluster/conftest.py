@@ -25,7 +25,7 @@ import httpx
 import pytest
 
 from orchestrator.api.upload import send_files
-from orchestrator.config import KnativeConfig
+from orchestrator.platforms.config import KnativeConfig
 from orchestrator.platforms.knative_api import KubeApi, core, serving
 
 ROOT = Path(__file__).parents[2]

@@ -28,8 +28,8 @@ def test_a_job_runs_with_every_function_at_zero_before_and_after(release: Releas
     assert release.pods(id, "train") == []
     job = release.ended(id)
     assert (job["state"], job["step"]) == ("succeeded", 2), job["message"]
-    assert release.pods(id) == []
     assert release.named("services", id) == []
+    figures("ended_to_no_pods_s", round(until(lambda: release.pods(id) == [], 45), 1))
     cost = release.client.get(f"/v1/jobs/{id}/cost").json()
     figures("job_s", cost["wall_s"])
     for name, books in cost["functions"].items():
@@ -54,7 +54,8 @@ def test_a_pod_killed_in_mid_stage_changes_nothing(release: Release) -> None:
     assert release.history(id) == release.history(whole)
 
 
-def test_an_orchestrator_that_dies_leaves_nothing_and_the_job_goes_on(release: Release, figures: Figures) -> None:
+def test_a_job_goes_on_after_its_runner_was_taken_away(release: Release) -> None:
+    """Its functions are gone meanwhile; test_platform.py has an orchestrator that is killed without a word."""
     id = release.post("orphan", limits={"call_s": 600.0, "attempts": 4})
     until(lambda: any(_ready(pod) for pod in release.pods(id)), 200)
     runner = f"rlhf-orchestrate/runner={id}"
@@ -63,9 +64,7 @@ def test_an_orchestrator_that_dies_leaves_nothing_and_the_job_goes_on(release: R
         release.api.merge(batch(release.namespace, "jobs", job["metadata"]["name"]), {"spec": {"suspend": True}})
     for pod in release.api.get(core(release.namespace, "pods"), labelSelector=runner)["items"]:
         release.api.delete(core(release.namespace, "pods", pod["metadata"]["name"]), grace_s=0)
-    zero_s = until(lambda: release.pods(id) == [] and release.named("services", id) == [], 120)
-    figures("orchestrator_killed_to_zero_s", round(zero_s, 1))
-    assert zero_s < 60
+    until(lambda: release.pods(id) == [] and release.named("services", id) == [], 60)
     for job in jobs:
         release.api.merge(batch(release.namespace, "jobs", job["metadata"]["name"]), {"spec": {"suspend": False}})
     assert release.ended(id)["state"] == "succeeded"
