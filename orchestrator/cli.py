@@ -16,12 +16,13 @@ from rich.console import Console
 from functions.logs import LEVELS, About, log_lines
 from orchestrator import doctor, tables
 from orchestrator.api.commands import report_parser, serve_parser, submit_parser, top_parser
-from orchestrator.config import KnativeConfig, load_job
+from orchestrator.config import load_job
 from orchestrator.errors import OrchestratorError, RunError
 from orchestrator.events import failure_told
 from orchestrator.live import open_view
 from orchestrator.logs import Wanted, read_logs
 from orchestrator.plan_command import plan_parser
+from orchestrator.platforms.config import KnativeConfig
 from orchestrator.recipes import RECIPES
 from orchestrator.run_directory import RunDirectory
 from orchestrator.session import Run, prepare, train

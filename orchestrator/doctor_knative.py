@@ -7,10 +7,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from orchestrator.config import JobConfig, KnativeConfig
+from orchestrator.config import JobConfig
 from orchestrator.doctor import Check
 from orchestrator.platforms import knative_manifests as manifests
 from orchestrator.platforms.base import PlatformError
+from orchestrator.platforms.config import KnativeConfig
 from orchestrator.platforms.knative_api import ApiError, Json, KubeApi, core
 from orchestrator.platforms.knative_kn import find_kn
 

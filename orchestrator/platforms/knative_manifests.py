@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.config import KnativeConfig, VolumeConfig
 from orchestrator.errors import ConfigError
 from orchestrator.platforms.base import FunctionSpec
+from orchestrator.platforms.config import KnativeConfig, VolumeConfig
 
 Json = dict[str, Any]
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from orchestrator.cli import main
-from orchestrator.config import KnativeConfig, TolerationConfig, VolumeConfig
 from orchestrator.doctor import Check
 from orchestrator.doctor_knative import check
+from orchestrator.platforms.config import KnativeConfig, TolerationConfig, VolumeConfig
 from tests.knative.conftest import Start
 from tests.knative.control_plane import ControlPlane
 

@@ -8,9 +8,9 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.config import KnativeConfig, TolerationConfig, VolumeConfig
 from orchestrator.platforms import knative_manifests as manifests
 from orchestrator.platforms.base import FunctionSpec
+from orchestrator.platforms.config import KnativeConfig, TolerationConfig, VolumeConfig
 from orchestrator.platforms.knative_reasons import why_not
 
 GPU = FunctionSpec("generate", "generate", {"engine": "vllm"}, max_replicas=8, gpus=2, cpus=4, memory_gb=64)

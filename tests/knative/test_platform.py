@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from functions.wire import Call, Event
-from orchestrator.config import KnativeConfig
 from orchestrator.invoke import Invoker, Limits
 from orchestrator.platforms import knative_manifests as manifests
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
+from orchestrator.platforms.config import KnativeConfig
 from orchestrator.platforms.knative import KnativePlatform
 from orchestrator.platforms.knative_manifests import JobContext
 from orchestrator.platforms.knative_scale import Timing

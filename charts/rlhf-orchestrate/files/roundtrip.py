@@ -13,8 +13,8 @@ import uuid
 from pathlib import Path
 
 from functions.wire import Call
-from orchestrator.config import KnativeConfig
 from orchestrator.platforms.base import FunctionSpec
+from orchestrator.platforms.config import KnativeConfig
 from orchestrator.platforms.knative import KnativePlatform
 from orchestrator.platforms.knative_manifests import JobContext
 
