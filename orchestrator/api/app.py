@@ -1,6 +1,6 @@
 """The application: routes, tokens, problems, and the task that keeps jobs going.
 
-GET  /healthz  /metrics  /openapi.json  /docs
+GET  /healthz  /metrics  /openapi.json
 POST /v1/jobs                      submit          GET  /v1/jobs                 list
 GET  /v1/jobs/{id}                 state, config   GET  /v1/jobs/{id}/events     server-sent events
 GET  /v1/jobs/{id}/metrics         by step         GET  /v1/jobs/{id}/cost       books
@@ -62,7 +62,9 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens | None) -> FastAPI:
         with suppress(asyncio.CancelledError):
             await keeper
 
-    app = FastAPI(title="rlhf-orchestrate", version=_version(), lifespan=lifespan, redoc_url=None)
+    app = FastAPI(
+        title="rlhf-orchestrate", version=_version(), lifespan=lifespan, docs_url=None, redoc_url=None
+    )  # whose pages fetch scripts from elsewhere
     problems.install(app)
     requests = RequestMetrics()
     app.add_middleware(Measured, metrics=requests)

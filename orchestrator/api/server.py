@@ -66,7 +66,7 @@ def serve(options: ServeOptions) -> None:
     app = build(options)
     log_lines(About({"function": "api"}))
     address = f"http://{options.host}:{options.port}"
-    print(f"dashboard: {address}/\njob API:   {address}/docs", flush=True)
+    print(f"dashboard: {address}/\njob API:   {address}/openapi.json", flush=True)
     config = uvicorn.Config(
         app, host=options.host, port=options.port, log_config=None, access_log=False, timeout_graceful_shutdown=3
     )

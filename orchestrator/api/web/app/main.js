@@ -32,7 +32,7 @@ function Bar({ onHelp }) {
     <a class="skip" href="#main">Skip to the content</a>
     ${report ? html`<span class="brand">rlhf-orchestrate <em>report</em></span>` : html`<a class="brand" href="/" data-page>rlhf-orchestrate</a>`}
     <span class="grow"></span>
-    ${!report && html`<a href="/docs">API</a>`}
+    ${!report && html`<a href="/openapi.json">API</a>`}
     <button type="button" class="quiet" onClick=${toggle} aria-pressed=${dark.value}>${dark.value ? "Light" : "Dark"} theme</button>
     <button type="button" class="quiet" onClick=${onHelp} aria-keyshortcuts="?">Keys <kbd>?</kbd></button>
   </header>`;
