@@ -45,7 +45,9 @@ class Timing:
     ready_s: float = 120.0
     """How long a new Service may take to be ready at zero."""
     inactive_s: float = 3.0
-    """How long Knative may take to see that a function is at zero."""
+    """How long Knative may take to see that a function is at zero,"""
+    call_back_s: float = 0.5
+    """and at another scale than before."""
     pending_s: float = 300.0
     """How long a function may be without any replica for a reason that may pass."""
     failed_starts: int = 3
@@ -201,8 +203,7 @@ class Scaler:
             await asyncio.gather(*(self._make_dear(pod) for pod in live if pod not in victims))
         await asyncio.gather(*(self._set_aside(pod) for pod in victims))
         await asyncio.gather(self._shrink(target), self._patch(target))
-        if target == 0:
-            await self._inactive()
+        await self._call_back(target)
         await self._delete(list(self._aside))
 
     async def _shrink(self, target: int) -> None:
@@ -222,18 +223,19 @@ class Scaler:
             path = core(self._namespace, "pods", pod.name)
             await asyncio.to_thread(self._api.merge, path, manifests.set_aside(self._owner()))
 
-    async def _inactive(self) -> None:
-        """Until Knative has seen that the function is at zero; a pod that goes before that would be put back.
+    async def _call_back(self, target: int) -> None:
+        """Deletes what the ReplicaSet puts in the place of pods set aside, before it has started: later it would drain.
 
-        Meanwhile the ReplicaSet replaces those set aside. Its pods go before they have started: later they would drain.
+        Until its scale is `target` for sure; at zero until Knative has seen that: a pod that goes before would be put
+        back.
         """
         path = serving(self._namespace, "revisions", self._function.revision)
-        until_s = _now_s() + self._timing.inactive_s
+        until_s = _now_s() + (self._timing.call_back_s if target else self._timing.inactive_s)
         while _now_s() < until_s:
+            await self._delete([pod for pod in self._surplus(target) if pod.state == "starting"])
             status = (await asyncio.to_thread(self._api.get, path)).get("status", {})
             if any(c["type"] == "Active" and c["status"] == "False" for c in status.get("conditions", ())):
                 return
-            await self._delete([pod for pod in self._live() if pod.state == "starting"])
             await asyncio.sleep(LOOK_S)
 
     async def _delete(self, pods: Iterable[Pod]) -> None:
