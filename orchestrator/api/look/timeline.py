@@ -196,7 +196,7 @@ def _pairs(intervals: list[tuple[float, float]]) -> Array:
 
 def _within(ends: Array, begin: float, end: float) -> list[int]:
     """Which of [start, stop] overlap the window."""
-    return np.flatnonzero((ends[:, 1] > begin) & (ends[:, 0] < end)).tolist()
+    return [int(i) for i in np.flatnonzero((ends[:, 1] > begin) & (ends[:, 0] < end))]
 
 
 def _lanes(function: Function, known: _Known, lives: list[Life], works: list[Work], begin: float, end: float) -> Json:
