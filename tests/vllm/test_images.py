@@ -26,7 +26,9 @@ def test_the_last_stage_runs_the_server_as_a_numeric_user_that_is_not_root(name:
     (user,) = [rest for word, rest in last if word == "USER"]
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "Kubernetes can check runAsNonRoot only for a number"
     assert last.index(("USER", user)) > max(i for i, (word, _) in enumerate(last) if word in ("RUN", "COPY"))
-    assert ("ENTRYPOINT", '["python", "-m", "functions.server"]') in last
+    assert ("ENTRYPOINT", '["tini", "--", "python", "-m", "functions.server"]') in last, (
+        "PID 1 hears SIGTERM from its first moment"
+    )
 
 
 @pytest.mark.parametrize("name", FILES)
