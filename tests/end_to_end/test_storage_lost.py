@@ -73,6 +73,7 @@ def test_s3_away_in_mid_step(job: Job, undisturbed: Path, tmp_path: Path, s3: Lo
     assert_same(run, undisturbed)
 
 
+@pytest.mark.slow
 def test_redis_lost_in_mid_step(job: Job, undisturbed: Path, tmp_path: Path, redis: RedisServer, exchange: str) -> None:
     """It comes back with nothing in it."""
     run = tmp_path / "run"
