@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from typing import Literal, get_args
 
 from functions.wire import Json
 from orchestrator.errors import OrchestratorError, RunError
+from orchestrator.lines import Lines
 from orchestrator.run_directory import RunDirectory
 
 FILE = "events.jsonl"
@@ -94,27 +94,17 @@ class EventLog:
     """The log of a run, opened by the one execution that holds the run's lock."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / FILE
-        events, end = read_events(self._path)
+        path = directory / FILE
+        events, end = read_events(path)
         self.executions = sum(event.type == "started" for event in events)
         self._told = {(event.type, event.data["step"]) for event in events if "step" in event.data}
         self._next = events[-1].id + 1 if events else 1
-        try:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            os.ftruncate(self._file, end)  # half a line of an execution that was killed while it wrote
-        except OSError as error:
-            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
+        self._lines = Lines(path, end)
 
     def append(self, kind: EventType, data: Json) -> Event:
         """Writes one event, and logs it. Raises RunError where it cannot be written."""
         event = Event(self._next, time.time(), kind, data)
-        line = event.encode()
-        try:
-            written = os.write(self._file, line)
-        except OSError as error:
-            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
-        if written < len(line):
-            raise RunError(f"{self._path}: cannot be written: the disk is full")
+        self._lines.append(event.encode())
         self._next += 1
         log.log(_LEVELS.get(kind, logging.INFO), "%s", _said(kind, data), extra={"about": {"event": kind, **data}})
         return event
@@ -126,7 +116,7 @@ class EventLog:
             self.append(kind, {"step": step, **data})
 
     def close(self) -> None:
-        os.close(self._file)
+        self._lines.close()
 
 
 _LEVELS = {"stage": logging.DEBUG, "note": logging.WARNING, "sample_failures": logging.WARNING, "failed": logging.ERROR}

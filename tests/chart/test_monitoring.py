@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,7 +15,7 @@ from functions.prometheus import Values, text
 from functions.server_metrics import METRICS as REPLICA_METRICS
 from orchestrator.api.auth import Tokens
 from orchestrator.api.telemetry import METRICS as API_METRICS
-from tests.chart.conftest import CHART, VALUES, Render, one, selects
+from tests.chart.conftest import CHART, TOOLS, VALUES, Render, one, selects
 
 ALERTS, DASHBOARD = CHART / "files" / "alerts.yaml", CHART / "files" / "dashboard.json"
 DEVELOPMENT = VALUES[0]
@@ -31,7 +30,7 @@ def promtool() -> str:
     found = shutil.which("promtool")
     if found:
         return found
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rlhf-orchestrate" / "prometheus"
+    cache = TOOLS / "prometheus"
     binary = cache / "usr" / "bin" / "promtool"
     if not binary.exists():
         if not (shutil.which("apt-get") and shutil.which("dpkg")):

@@ -7,12 +7,13 @@ import os
 import secrets
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from functions.exchange.directory import DirectoryExchange
 from functions.wire import Call, Event, Json
+from orchestrator.gang import rank_calls
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["functions.train.function", "tests.support.gang"])
@@ -33,16 +34,8 @@ class Ended:
 
 
 def ranks_of(call: Call, size: int) -> list[Call]:
-    """One attempt at `call` by a gang, written out."""
-    attempt = secrets.token_hex(4)
-    return [
-        replace(
-            call,
-            id=f"{call.id}.r{rank}of{size}",
-            params={**call.params, "gang": {"id": call.id, "attempt": attempt, "size": size, "rank": rank}},
-        )
-        for rank in range(size)
-    ]
+    """One attempt at `call` by a gang."""
+    return rank_calls(call, size, secrets.token_hex(4))
 
 
 def run_gang(root: Path, scratch: Path, calls: Sequence[Call], *, die: int | None = None) -> list[Ended]:

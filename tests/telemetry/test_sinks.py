@@ -62,7 +62,7 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
         pytest.skip("no /dev/full on this machine")
     sink = JsonLines(tmp_path / "metrics.jsonl", [])
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, sink._file)
+    os.dup2(full, sink._lines._file)
     with pytest.raises(RunError, match=r"metrics.jsonl: cannot be written: No space left on device"):
         sink.write(0, {})
     sink.close(failed=False)

@@ -72,7 +72,7 @@ def look_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         path = directory(id) / "metrics.jsonl"
         rows = metric_rows.read(path)
         answer = metrics_of(rows, names.of(path, rows), name or (), from_step, to_step, points)
-        return Response(json.dumps(answer), media_type=JSON_TYPE)
+        return _json(answer)
 
     @router.get(
         "/{id}/cost", operation_id="getCost", summary="Replica-seconds and dollars, by function and step",
@@ -83,7 +83,7 @@ def look_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         steps: Annotated[bool, Query(description="With what each step cost; `/cost/steps` has that as columns")] = True,
     ) -> Response:
         answer = cost_of(books.read(directory(id) / "cost.json"), steps=steps)
-        return Response(json.dumps(answer), media_type=JSON_TYPE)
+        return _json(answer)
 
     @router.get(
         "/{id}/cost/steps", operation_id="getCostSteps", summary="What committed steps cost, as columns",
@@ -125,7 +125,7 @@ def look_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         ends = [kept[0], kept[-1]] if kept else []
         page = found[offset : offset + limit]
         answer = {"step": number, "steps": ends, "total": len(found), "samples": page}
-        return Response(json.dumps(answer), media_type=JSON_TYPE)
+        return _json(answer)
 
     @router.get(
         "/{id}/replicas", operation_id="getReplicas", summary="Replicas over time: lanes, or counts by state",
@@ -143,7 +143,7 @@ def look_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
             jobs.directory(id), lambda name: job.config.function(name).replicas,
             from_s=from_s, to_s=to_s, bins=bins, most=most, alive=job.alive,
         )  # fmt: skip
-        return Response(json.dumps(window), media_type=JSON_TYPE)
+        return _json(window)
 
     @router.get(
         "/{id}/plan", operation_id="getPlan", summary="What the planner decided before a step",
@@ -176,6 +176,11 @@ def look_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         return {"lines": [redacted(str(LogLine.parse(line))) for line in last_lines(directory(id) / OUTPUT, lines)]}
 
     return router
+
+
+def _json(answer: Json) -> Response:
+    """As it is: it was checked when it was written, and a model's second look would cost more than making it."""
+    return Response(json.dumps(answer), media_type=JSON_TYPE)
 
 
 def metrics_of(
