@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from pathlib import Path
 
@@ -68,7 +69,9 @@ def test_a_file_that_is_not_there_is_told_before_anything_is_sent(served: Served
 
 
 def test_bundles_that_no_job_names_go_after_a_day(served: Served) -> None:
-    old = Path(put(served, "a", b"", bundle="a" * 16).json()["directory"])
+    """Bundles of names that no other test of this server can have made: a sweep begins with a new bundle."""
+    old, young = (Path(put(served, "a", b"", bundle=secrets.token_hex(8)).json()["directory"]) for _ in range(2))
     os.utime(old / "a", (time.time() - 90000,) * 2)
-    put(served, "a", b"", bundle="f" * 16)
+    put(served, "a", b"", bundle=secrets.token_hex(8))
     assert not old.exists()
+    assert young.exists()

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from functions.exchange.directory import DirectoryExchange
 from functions.function import Context
+from functions.models import save_model
 from functions.samples import Columns, Finish, Ragged, SampleBatch
 from functions.train.function import TrainFunction
 from functions.weights.store import fetch, fetch_state
@@ -22,6 +24,23 @@ VOCABULARY = 53
 GROUPS, N = 4, 4
 BASE = Version("policy", 0)
 ADAM: dict[str, Any] = {"lr": 1e-2, "betas": [0.9, 0.99], "weight_decay": 0.1, "max_grad_norm": 0.5}
+
+
+def save_tiny(path: Path, *, intermediate_size: int = 48, **config: Any) -> None:
+    """A random two-layer Llama, the same each time, whose logits are far enough apart to train on."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=32, intermediate_size=intermediate_size, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
+            **config,
+        )
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(6.0)
+    save_model(model, path)
 
 
 @dataclasses.dataclass

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from functions.exchange.base import NotFound
 from functions.exchange.directory import DirectoryExchange
 from functions.function import Context, FatalError
-from functions.models import load_causal_lm, save_model
+from functions.models import load_causal_lm
 from functions.packing import make_packs
 from functions.samples import Columns, Finish, Ragged, SampleBatch
 from functions.train.function import TrainFunction
@@ -28,6 +27,7 @@ from functions.weights.materialize import materialize
 from functions.weights.store import fetch, fetch_state
 from functions.wire import Call, Json, Version
 from tests.support.gang import ranks_of, run_gang
+from tests.support.train_call import save_tiny
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -77,17 +77,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=50, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(6.0)
-    save_model(model, tmp_path / "model")
+    save_tiny(tmp_path / "model", intermediate_size=50)
     exchange = DirectoryExchange(tmp_path / "exchange")
     import_model(exchange, "policy", tmp_path / "model")
     rng = np.random.default_rng(0)
