@@ -75,7 +75,7 @@ class StepPlan:
     `replicas` are those wanted while the function's stage runs. `shards` says which samples each generate replica
     gets, in the order it should start them; every sample is in exactly one shard. When no more than `cut_below` samples
     of the step are unfinished (0: never), the open shards are cut and their samples go on, from the tokens they have,
-    on `migrate_to` replicas; the others are released (RLHFuse's migration: no unfinished sample ever waits).
+    on `migrate_to` replicas of `tail`; the others are released (RLHFuse's migration: no unfinished sample ever waits).
     `micro_batch` is how many finished samples are handed to reward and reference at a time; without `overlap` they wait
     until generation has ended. `keep` names the
     functions whose replicas stay up between this step and the next; all others go to zero the moment they are idle.
@@ -88,6 +88,8 @@ class StepPlan:
     micro_batch: int
     cut_below: int = 0
     migrate_to: int = 1
+    tail: str = "generate"
+    """`generate`, or the function of its kind on whose larger replicas (more GPUs each) a cut's samples go on."""
     keep: frozenset[str] = frozenset()
     prewarm_s: Mapping[str, float] = field(default_factory=dict)
     prewarm_next_s: Mapping[str, float] = field(default_factory=dict)
