@@ -24,7 +24,7 @@ import numpy as np
 
 from orchestrator.planner.devices import device, shape
 from orchestrator.planner.mapping import fixed_mapping, map_models
-from orchestrator.planner.mapping_costs import Batch, Role
+from orchestrator.planner.mapping_costs import HYBRIDFLOW, Batch, Role
 from orchestrator.planner.policies import Policy, policy
 from orchestrator.planner.scaling import Goal
 from orchestrator.planner.schedule_search import search
@@ -189,12 +189,12 @@ def placement() -> list[dict[str, Any]]:
         for deepest in (None, 2):
             for gpus in (16, 32, 64, 96, 128):
                 try:
-                    best = map_models(roles, device("A100"), gpus, Batch(), deepest)
+                    best = map_models(roles, HYBRIDFLOW, gpus, Batch(), deepest)
                 except ValueError as error:
                     print(f"{name:12} {gpus:5} {error}")
                     continue
                 sets = ([roles], pairs, [[r] for r in roles])
-                fixed = [fixed_mapping(s, device("A100"), gpus, Batch(), deepest) for s in sets]
+                fixed = [fixed_mapping(s, HYBRIDFLOW, gpus, Batch(), deepest) for s in sets]
                 times = [None if m is None else round(m.step_s, 1) for m in fixed]
                 stages = "any" if deepest is None else f"<= {deepest}"
                 print(

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.planner.devices import Device
-from orchestrator.planner.mapping_costs import NODE_GPUS, USABLE, Batch, Parallelism, Role, stage_times
+from orchestrator.planner.mapping_costs import NODE_GPUS, Batch, Cluster, Parallelism, Role, stage_times, usable_bytes
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def allocations(total: int, minimum: Sequence[int]) -> Iterator[tuple[int, ...]]
 
 
 def map_models(
-    roles: Sequence[Role], gpu: Device, gpus: int, batch: Batch, max_pipeline: int | None = None
+    roles: Sequence[Role], cluster: Cluster, gpus: int, batch: Batch, max_pipeline: int | None = None
 ) -> Placement:
     """Algorithm 1. Raises ValueError when the models do not fit, saying how many GPUs they need."""
     if gpus % NODE_GPUS:
@@ -66,41 +65,43 @@ def map_models(
     by_name = {role.name: role for role in roles}
     best: Placement | None = None
     for sets in partitions([role.name for role in roles]):
-        minimum = [_nodes([by_name[name] for name in names], gpu) for names in sets]
+        minimum = [_nodes([by_name[name] for name in names], cluster) for names in sets]
         for nodes in allocations(gpus // NODE_GPUS, minimum):
-            found = _evaluate([[by_name[name] for name in names] for names in sets], nodes, gpu, batch, max_pipeline)
+            found = _evaluate(
+                [[by_name[name] for name in names] for names in sets], nodes, cluster, batch, max_pipeline
+            )
             if found is not None and (best is None or found.step_s < best.step_s):
                 best = found
     if best is None:
-        need = NODE_GPUS * _nodes(list(roles), gpu)
-        raise ValueError(f"{', '.join(by_name)} need at least {need} x {gpu.name}, there are {gpus}")
+        need = NODE_GPUS * _nodes(list(roles), cluster)
+        raise ValueError(f"{', '.join(by_name)} need at least {need} x {cluster.gpu.name}, there are {gpus}")
     return best
 
 
 def fixed_mapping(
-    sets: Sequence[Sequence[Role]], gpu: Device, gpus: int, batch: Batch, max_pipeline: int | None = None
+    sets: Sequence[Sequence[Role]], cluster: Cluster, gpus: int, batch: Batch, max_pipeline: int | None = None
 ) -> Placement | None:
     """The best allocation for given sets; None when they do not fit."""
-    minimum = [_nodes(list(members), gpu) for members in sets]
-    tried = [_evaluate(sets, nodes, gpu, batch, max_pipeline) for nodes in allocations(gpus // NODE_GPUS, minimum)]
+    minimum = [_nodes(list(members), cluster) for members in sets]
+    tried = [_evaluate(sets, nodes, cluster, batch, max_pipeline) for nodes in allocations(gpus // NODE_GPUS, minimum)]
     found = [placement for placement in tried if placement is not None]
     return min(found, key=lambda m: m.step_s) if found else None
 
 
-def _nodes(members: Sequence[Role], gpu: Device) -> int:
-    usable = USABLE * gpu.memory_gib * 2**30 * NODE_GPUS
+def _nodes(members: Sequence[Role], cluster: Cluster) -> int:
+    usable = usable_bytes(cluster.gpu) * NODE_GPUS
     return max(1, -(-int(sum(role.bytes for role in members)) // int(usable)))
 
 
 def _evaluate(
-    sets: Sequence[Sequence[Role]], nodes: Sequence[int], gpu: Device, batch: Batch, max_pipeline: int | None
+    sets: Sequence[Sequence[Role]], nodes: Sequence[int], cluster: Cluster, batch: Batch, max_pipeline: int | None
 ) -> Placement | None:
     """None when a model has no parallelism that fits its set's GPUs."""
     generation = preparation = training = 0.0
     chosen: dict[str, Parallelism] = {}
     for members, count in zip(sets, nodes, strict=True):
         gpus = count * NODE_GPUS
-        times = [t for role in members if (t := stage_times(role, gpu, gpus, batch, max_pipeline)) is not None]
+        times = [t for role in members if (t := stage_times(role, cluster, gpus, batch, max_pipeline)) is not None]
         if len(times) < len(members):
             return None
         generation = max(generation, sum(t.generation_s for t in times))

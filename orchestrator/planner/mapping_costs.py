@@ -24,14 +24,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from orchestrator.planner.devices import Device, ModelShape
+from orchestrator.planner.devices import Device, ModelShape, device
 from orchestrator.planner.latency import forward_prior, generate_prior
 
 NODE_GPUS = 8
-NVLINK_BYTES_S = 200e9
-"""Achieved all-reduce bandwidth inside a node of A100s (600 GB/s peak, both directions). ASSUMED."""
-NETWORK_BYTES_S = 20e9
-"""Between nodes: 200 Gbit/s a machine (HybridFlow's test-bed), 80 % of it, shared by its GPUs. ASSUMED share."""
 ALL_REDUCE_S = 20e-6
 """Latency of one tensor-parallel all-reduce. ASSUMED."""
 TRAIN_BYTES = 18.0
@@ -40,9 +36,27 @@ OPTIMIZER_BYTES = 30.0
 """Per parameter and update: fp32 gradient, weight and moments read, weight, moments and bf16 weight written."""
 USABLE = 0.8
 """Of a GPU's memory, for states and activations. The rest: buffers, fragments, keys and values."""
-TILE, SMS = 128, 108
+TILE = 128
 VOCABULARY = 32_000
 """Llama's and Llama 2's."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of 8 GPUs of one kind."""
+
+    gpu: Device
+    multiprocessors: int
+    nvlink_bytes_s: float
+    """Achieved all-reduce bandwidth inside a node. ASSUMED: a third of the peak of both directions."""
+    network_bytes_s: float
+    """Of a node to the others, shared by its GPUs. ASSUMED: 80 % of the link."""
+
+
+HYBRIDFLOW = Cluster(device("A100"), 108, 200e9, 20e9)
+"""Its test-bed (section 8.1): NVLink of 600 GB/s, 200 Gbit/s a machine."""
+RLHFUSE = Cluster(device("H100"), 132, 300e9, 160e9)
+"""Its test-bed (section 7): Hopper, here with H100's NVLink of 900 GB/s; 8 x 200 Gbit/s a machine."""
 
 
 @dataclass(frozen=True)
@@ -106,33 +120,37 @@ class StageTimes:
 
 
 @lru_cache(maxsize=100_000)
-def stage_times(role: Role, gpu: Device, gpus: int, batch: Batch, max_pipeline: int | None = None) -> StageTimes | None:
+def stage_times(
+    role: Role, cluster: Cluster, gpus: int, batch: Batch, max_pipeline: int | None = None
+) -> StageTimes | None:
     """Algorithm 2: the model's stages on `gpus` GPUs with the parallelism that is best for it; None: none fits."""
-    found = [t for cut in cuts(role, gpu, gpus, max_pipeline) if (t := times_of(role, gpu, cut, batch)) is not None]
+    found = [
+        t for cut in cuts(role, cluster, gpus, max_pipeline) if (t := times_of(role, cluster, cut, batch)) is not None
+    ]
     return min(found, key=lambda t: t.total_s) if found else None
 
 
-def cuts(role: Role, gpu: Device, gpus: int, max_pipeline: int | None = None) -> Iterator[Parallelism]:
+def cuts(role: Role, cluster: Cluster, gpus: int, max_pipeline: int | None = None) -> Iterator[Parallelism]:
     """Every way to use all `gpus` for which the model's states fit. `max_pipeline`: stages that the training framework
     has at most (FSDP: 1); None: any number.
     """
     for tensor in (1, 2, 4, 8):
         for pipeline in range(1, min(role.model.layers, max_pipeline or role.model.layers) + 1):
-            fits = role.bytes / (tensor * pipeline) <= USABLE * gpu.memory_gib * 2**30
+            fits = role.bytes / (tensor * pipeline) <= usable_bytes(cluster.gpu)
             if fits and gpus % (tensor * pipeline) == 0 and role.model.layers % pipeline == 0:
                 yield Parallelism(tensor, pipeline, gpus // (tensor * pipeline))
 
 
-def times_of(role: Role, gpu: Device, cut: Parallelism, batch: Batch) -> StageTimes | None:
+def times_of(role: Role, cluster: Cluster, cut: Parallelism, batch: Batch) -> StageTimes | None:
     """With that cut; None where no micro-batch's activations fit, or no generation layout."""
     generation_s = preparation_s = training_s = 0.0
     if role.generates:
-        generation_s = _generation_s(role.model, gpu, cut, batch)
+        generation_s = _generation_s(role.model, cluster, cut, batch)
     else:
-        preparation_s = _pass_s(role, gpu, cut, batch.samples, batch.length, training=False)
+        preparation_s = pass_s(role, cluster, cut, batch.samples, batch.length, training=False)
     if role.trains:
-        one_s = _pass_s(role, gpu, cut, batch.samples / batch.updates, batch.length, training=True)
-        training_s = batch.updates * (one_s + _update_s(role.model, gpu, cut))
+        one_s = pass_s(role, cluster, cut, batch.samples / batch.updates, batch.length, training=True)
+        training_s = batch.updates * (one_s + update_s(role.model, cluster, cut))
     times = StageTimes(generation_s, preparation_s, training_s, cut)
     return times if math.isfinite(times.total_s) else None
 
@@ -142,85 +160,92 @@ def width(model: ModelShape) -> float:
     return math.sqrt(model.parameters / (12 * model.layers))
 
 
-def filled(tokens: float, model: ModelShape, tensor: int) -> float:
+def filled(tokens: float, model: ModelShape, tensor: int, multiprocessors: int) -> float:
     """Share of the GPU's tiles that a layer's products of `tokens` rows fill, by their work."""
     h = width(model)
     work = time = 0.0
     for n, k in ((3 * h / tensor, h), (h, h / tensor), (4 * h / tensor, h), (h, 4 * h / tensor)):
         tiles = math.ceil(tokens / TILE) * math.ceil(n / TILE)
         work += tokens * n * k
-        time += math.ceil(tiles / SMS) * SMS * TILE * TILE * k
+        time += math.ceil(tiles / multiprocessors) * multiprocessors * TILE * TILE * k
     return work / time
 
 
-def _pass_s(role: Role, gpu: Device, cut: Parallelism, samples: float, length: int, *, training: bool) -> float:
+def pass_s(role: Role, cluster: Cluster, cut: Parallelism, samples: float, length: int, *, training: bool) -> float:
     """Forward, or forward and backward, over `samples` with the micro-batch size that is best; inf: none fits."""
     own = max(1, math.ceil(samples / cut.data))  # of the data rank with the most: the others wait
     sizes = sorted({min(own, 1 << k) for k in range(6)})
-    return min(_pipeline_s(role, gpu, cut, own, size, length, training) for size in sizes)
+    return min(pipeline_s(role, cluster, cut, own, size, length, training=training) for size in sizes)
 
 
-def _pipeline_s(
-    role: Role, gpu: Device, cut: Parallelism, samples: int, size: int, length: int, training: bool
+def pipeline_s(
+    role: Role, cluster: Cluster, cut: Parallelism, samples: int, size: int, length: int, *, training: bool
 ) -> float:
-    model, h, tokens = role.model, width(role.model), size * length
-    passes, reduces, hands = (3.0, 4, 2) if training else (1.0, 2, 1)
+    """1F1B over the `samples` of one data rank in micro-batches of `size`; inf: their activations do not fit."""
     micro_batches = math.ceil(samples / size)
-    layers = model.layers / cut.pipeline
-    if training and not _fits(role, gpu, cut, tokens, min(micro_batches, cut.pipeline)):
+    if training and role.bytes / cut.model + min(micro_batches, cut.pipeline) * activation_bytes(
+        role.model, cut, size * length
+    ) > usable_bytes(cluster.gpu):
         return math.inf
-    layer_s = passes * forward_prior(gpu, model).token_s * tokens / (model.layers * cut.tensor)
-    layer_s /= filled(tokens, model, cut.tensor)
+    return (micro_batches + cut.pipeline - 1) * turn_s(role, cluster, cut, size * length, training=training)
+
+
+def turn_s(role: Role, cluster: Cluster, cut: Parallelism, tokens: float, *, training: bool) -> float:
+    """The slowest stage's forward (and backward) over a micro-batch of `tokens`, handed on to the next stage."""
+    model, h = role.model, width(role.model)
+    passes, reduces, hands = (3.0, 4, 2) if training else (1.0, 2, 1)
+    flops_s = passes * forward_prior(cluster.gpu, model).token_s * tokens / (model.layers * cut.tensor)
+    layer_s = flops_s / filled(tokens, model, cut.tensor, cluster.multiprocessors)
     if cut.tensor > 1:
         ring = 2 * (cut.tensor - 1) / cut.tensor * tokens * h * 2
-        layer_s += reduces * (ring / NVLINK_BYTES_S + ALL_REDUCE_S)
-    output_s = 0.0
-    if role.predicts_tokens:  # V h parameters, in units of a layer's 12 h^2
-        output_s = (
-            VOCABULARY / (12 * h) * passes * forward_prior(gpu, model).token_s * tokens / model.layers / cut.tensor
-        )
+        layer_s += reduces * (ring / cluster.nvlink_bytes_s + ALL_REDUCE_S)
+    # V h parameters, in units of a layer's 12 h^2
+    output_s = VOCABULARY / (12 * h) * flops_s if role.predicts_tokens else 0.0
     hand_s = 0.0
     if cut.pipeline > 1:  # each of the node's stages sends its activations once, over NVLink where both are in the node
         inside = cut.model <= NODE_GPUS
-        share = NVLINK_BYTES_S if inside else NETWORK_BYTES_S / (NODE_GPUS / cut.tensor)
+        share = cluster.nvlink_bytes_s if inside else cluster.network_bytes_s / (NODE_GPUS / cut.tensor)
         hand_s = hands * tokens * h * 2 / share
-    return (micro_batches + cut.pipeline - 1) * (layers * layer_s + output_s + hand_s)
+    return model.layers / cut.pipeline * layer_s + output_s + hand_s
 
 
-def _fits(role: Role, gpu: Device, cut: Parallelism, tokens: int, in_flight: int) -> bool:
-    """The first stage holds a micro-batch for each stage behind it: s b h (10 + 24 / t) bytes a layer."""
-    activations = tokens * width(role.model) * (10 + 24 / cut.tensor) * role.model.layers / cut.pipeline * in_flight
-    return role.bytes / cut.model + activations <= USABLE * gpu.memory_gib * 2**30
+def activation_bytes(model: ModelShape, cut: Parallelism, tokens: float) -> float:
+    """Of one micro-batch on one stage, held from its forward to its backward: s b h (10 + 24 / t) a layer."""
+    return tokens * width(model) * (10 + 24 / cut.tensor) * model.layers / cut.pipeline
 
 
-def _update_s(model: ModelShape, gpu: Device, cut: Parallelism) -> float:
+def usable_bytes(gpu: Device) -> float:
+    return USABLE * gpu.memory_gib * 2**30
+
+
+def update_s(model: ModelShape, cluster: Cluster, cut: Parallelism) -> float:
     """The gradients' all-reduce over the data ranks, and the optimizer's step over the states of one GPU."""
     ring = 2 * (cut.data - 1) / cut.data * model.parameters * 4 / cut.model
     inside = cut.data * cut.model <= NODE_GPUS
     # Every GPU of a node that holds other parameters is in a ring of its own to the other nodes; they share its link.
-    bandwidth = NVLINK_BYTES_S if inside else NETWORK_BYTES_S / min(NODE_GPUS, cut.model)
-    states_s = OPTIMIZER_BYTES * model.parameters / cut.model / (USABLE * gpu.peak_tb_s * 1e12)
+    bandwidth = cluster.nvlink_bytes_s if inside else cluster.network_bytes_s / min(NODE_GPUS, cut.model)
+    states_s = OPTIMIZER_BYTES * model.parameters / cut.model / (USABLE * cluster.gpu.peak_tb_s * 1e12)
     return ring / bandwidth + states_s
 
 
-def _generation_s(model: ModelShape, gpu: Device, cut: Parallelism, batch: Batch) -> float:
+def _generation_s(model: ModelShape, cluster: Cluster, cut: Parallelism, batch: Batch) -> float:
     """Replicas of t_g GPUs side by side, the batch dealt out evenly, after the hand-over; the best t_g."""
     times = [math.inf]
     for tensor in (1, 2, 4, 8):
-        if tensor > cut.tensor or model.weight_bytes / tensor > 0.7 * gpu.memory_gib * 2**30:
+        if tensor > cut.tensor or model.weight_bytes / tensor > 0.7 * cluster.gpu.memory_gib * 2**30:
             continue
-        cost = generate_prior(gpu, model, tensor)
+        cost = generate_prior(cluster.gpu, model, tensor)
         share = -(-batch.samples // (cut.model * cut.data // tensor))
-        free_bytes = tensor * gpu.memory_gib * 2**30 * 0.9 - model.weight_bytes
+        free_bytes = tensor * cluster.gpu.memory_gib * 2**30 * 0.9 - model.weight_bytes
         slots = max(1, int(free_bytes / (model.kv_bytes_per_token * batch.length)))
         steps = -(-share // slots) * batch.response_tokens
         held = share * (batch.prompt_tokens * batch.response_tokens + batch.response_tokens**2 / 2)
         reduce_s = 0.0 if tensor == 1 else 2 * model.layers * ALL_REDUCE_S * steps
         work_s = cost.work_s(share * batch.prompt_tokens, steps, share * batch.response_tokens, held)
-        times.append(work_s + reduce_s + _hand_over_s(model, cut, tensor))
+        times.append(work_s + reduce_s + _hand_over_s(model, cluster, cut, tensor))
     return min(times)
 
 
-def _hand_over_s(model: ModelShape, cut: Parallelism, tensor: int) -> float:
+def _hand_over_s(model: ModelShape, cluster: Cluster, cut: Parallelism, tensor: int) -> float:
     volume = (cut.model - tensor) / (tensor * cut.model) * model.weight_bytes
-    return volume / (NVLINK_BYTES_S if cut.model <= NODE_GPUS else NETWORK_BYTES_S / NODE_GPUS)
+    return volume / (cluster.nvlink_bytes_s if cut.model <= NODE_GPUS else cluster.network_bytes_s / NODE_GPUS)
