@@ -5,7 +5,8 @@ python bench/reproduction.py tensor       one case with 1, 2 and 4 GPUs to a rep
 python bench/reproduction.py bounds       the test-bed's cases: what no schedule can beat
 python bench/reproduction.py starts       one case of it with slower cold starts
 python bench/reproduction.py cluster      70B on 160 H100: 512 samples a step, 100 steps
-python bench/reproduction.py fusion       RLHFuse: R_t from 0 to 60 %, fusion on and off
+python bench/reproduction.py fusion       RLHFuse's setting: R_t from 1 to 60 %, fusion on and off
+python bench/reproduction.py loop_fusion  the same in the real loop, on 64 GPUs and without pipelines
 python bench/reproduction.py placement    HybridFlow: placements from 16 to 128 A100
 python bench/reproduction.py schedules    RLHFuse's published fused pipeline schedules
 """
@@ -21,19 +22,24 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from orchestrator.planner.devices import device, shape
 from orchestrator.planner.mapping import fixed_mapping, map_models
-from orchestrator.planner.mapping_costs import HYBRIDFLOW, Batch, Role
+from orchestrator.planner.mapping_costs import HYBRIDFLOW, RLHFUSE, Batch, Role
 from orchestrator.planner.policies import Policy, policy
 from orchestrator.planner.scaling import Goal
 from orchestrator.planner.schedule_search import search
 from orchestrator.planner.schedules import Pipelines, greedy
 from orchestrator.simulation import scenarios
 from orchestrator.simulation.functions import Work
+from orchestrator.simulation.fused_rollout import System, best_tensor, fused, in_turn
+from orchestrator.simulation.fused_training import Trained, train
 from orchestrator.simulation.job import Outcome, simulate
 from orchestrator.simulation.lengths import Lognormal
 from orchestrator.simulation.scenario import Scenario
+
+Array = npt.NDArray[np.float64]
 
 RUNS: Sequence[tuple[str, str, Goal]] = (
     ("serverful", "serverful", Goal()),
@@ -154,8 +160,82 @@ def cluster() -> list[dict[str, Any]]:
     return compare(scenarios.rlhfless_cluster())
 
 
+# RLHFuse's pairs of actor and critic, and the pipeline stages of each size: the times and memories of its published
+# schedules (below) are in the ratios of these sizes cut so, and of no other published pair.
+PAIRS = (
+    ("Llama-2-13B", "Llama-33B"),
+    ("Llama-33B", "Llama-2-13B"),
+    ("Llama-33B", "Llama-65B"),
+    ("Llama-65B", "Llama-33B"),
+)
+STAGES = {"Llama-2-13B": 4, "Llama-33B": 8, "Llama-65B": 16}
+THRESHOLDS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6)
+CONVERSATION = (5.02, 0.86)
+"""Mean and deviation of the logarithm of response lengths: a conversation trace's. ASSUMED for HH-RLHF."""
+PROMPT_TOKENS = 256
+"""ASSUMED."""
+
+
 def fusion() -> list[dict[str, Any]]:
-    """RLHFuse's own system: everything held; inter-stage fusion off and on, and the threshold R_t swept."""
+    """RLHFuse's setting, off and on: 256 H100, 512 samples, mini-batches of 64, the mean of 20 batches."""
+    print(
+        f"{'actor':12} {'critic':12} {'cap':>5} {'gen s':>6} {'inf s':>6} {'x':>5} {'R_t':>5} {'loads x':>8} "
+        f"{'R_t':>5} {'train s':>8} {'x':>5} {'updates x':>10} {'step x':>7} {'loads, pipelines x':>19}"
+    )
+    rows: list[dict[str, Any]] = []
+    for actor, critic in PAIRS:
+        models = [Role("actor", shape(actor), True, True), Role("critic", shape(critic), True)]
+        trained = [Trained.of(role, STAGES[role.model.name], 256) for role in models]
+        states = sum(role.bytes for role in models) / 256
+        passes = [Role("reference", shape(actor), False), Role("reward", shape(critic), False), models[1]]
+        for cap in (512, 1024, 2048):
+            dice = np.random.default_rng(0)
+            batches = [np.clip(dice.lognormal(*CONVERSATION, 512), 1, cap).round() for _ in range(20)]
+            system = System(RLHFUSE, 256, models[0].model, passes, states, PROMPT_TOKENS, cap)
+            row: dict[str, Any] = {"actor": actor, "critic": critic, "cap": cap}
+            for name, loads in (("held", False), ("loaded", True)):
+                row[name] = _swept(replace(system, loads=loads), batches)
+            trains = train(RLHFUSE, trained, 64, round(PROMPT_TOKENS + float(np.mean(batches))))
+            off, on = 8 * (trains.serial_s + trains.update_s), 8 * (trains.fused_s + trains.update_s)
+            held, loaded = row["held"], row["loaded"]
+            row |= {
+                "serial_s": 8 * trains.serial_s, "fused_s": 8 * trains.fused_s, "update_s": 8 * trains.update_s,
+                "step": (held["off_s"] + off) / (held["on_s"] + on),
+                "step_loaded_pipelines": (loaded["off_s"] + 8 * trains.serial_s)
+                / (loaded["on_s"] + 8 * trains.fused_s),
+            }  # fmt: skip
+            print(
+                f"{actor:12} {critic:12} {cap:5} {held['generated_s']:6.2f} {held['off_s'] - held['generated_s']:6.2f} "
+                f"{held['gain']:5.2f} {held['best']:5.0%} {loaded['gain']:8.2f} {loaded['best']:5.0%} {off:8.2f} "
+                f"{trains.serial_s / trains.fused_s:5.2f} {off / on:10.2f} {row['step']:7.2f} "
+                f"{row['step_loaded_pipelines']:19.2f}",
+                flush=True,
+            )
+            rows.append(row)
+    for name in ("held", "loaded"):
+        print(f"\nspeed of generation and inference by R_t, weights {name}")
+        print(f"{'actor':12} {'critic':12} {'cap':>5} " + " ".join(f"{r:>5.0%}" for r in THRESHOLDS))
+        for row in rows:
+            gains = " ".join(f"{gain:5.2f}" for gain in row[name]["gains"])
+            print(f"{row['actor']:12} {row['critic']:12} {row['cap']:5} {gains}")
+    return rows
+
+
+def _swept(system: System, batches: Sequence[Array]) -> dict[str, Any]:
+    """Generation and inference off, and on with each R_t."""
+    tensor = best_tensor(system, batches[0])
+    off = [in_turn(system, lengths, tensor) for lengths in batches]
+    off_s = float(np.mean([r.end_s for r in off]))
+    on_s = [float(np.mean([fused(system, lengths, tensor, r).end_s for lengths in batches])) for r in THRESHOLDS]
+    return {
+        "tensor": tensor, "generated_s": float(np.mean([r.generated_s for r in off])), "off_s": off_s,
+        "on_s": min(on_s), "gain": off_s / min(on_s), "best": THRESHOLDS[on_s.index(min(on_s))],
+        "gains": [round(off_s / s, 3) for s in on_s],
+    }  # fmt: skip
+
+
+def loop_fusion() -> list[dict[str, Any]]:
+    """The real loop with replicas of one GPU and passes without pipelines; everything held; R_t swept."""
     scenario = Scenario(
         "13B ppo 64 H100", device("H100"), shape("Llama-2-13B"), 64, "ppo", Lognormal.of(300, 0.86),
         prompts_per_step=512, samples_per_prompt=1, max_response_length=2048, forward_gpus=1, steps=4,
@@ -246,7 +326,7 @@ def schedules() -> list[dict[str, Any]]:
 
 def main() -> None:
     tables: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        f.__name__: f for f in (testbed, tensor, bounds, starts, cluster, fusion, placement, schedules)
+        f.__name__: f for f in (testbed, tensor, bounds, starts, cluster, fusion, loop_fusion, placement, schedules)
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=tables)

@@ -206,12 +206,12 @@ def turn_s(role: Role, cluster: Cluster, cut: Parallelism, tokens: float, *, tra
         inside = cut.model <= NODE_GPUS
         share = cluster.nvlink_bytes_s if inside else cluster.network_bytes_s / (NODE_GPUS / cut.tensor)
         hand_s = hands * tokens * h * 2 / share
-    return model.layers / cut.pipeline * layer_s + output_s + hand_s
+    return math.ceil(model.layers / cut.pipeline) * layer_s + output_s + hand_s
 
 
 def activation_bytes(model: ModelShape, cut: Parallelism, tokens: float) -> float:
     """Of one micro-batch on one stage, held from its forward to its backward: s b h (10 + 24 / t) a layer."""
-    return tokens * width(model) * (10 + 24 / cut.tensor) * model.layers / cut.pipeline
+    return tokens * width(model) * (10 + 24 / cut.tensor) * math.ceil(model.layers / cut.pipeline)
 
 
 def usable_bytes(gpu: Device) -> float:
