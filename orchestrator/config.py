@@ -18,10 +18,16 @@ import tomli_w
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from orchestrator.errors import ConfigError
+from orchestrator.planner.base import TAIL
 from orchestrator.planner.devices import device
+from orchestrator.planner.policies import POLICIES
 from orchestrator.platforms.config import PlatformConfig
 from orchestrator.section import Section
 from orchestrator.telemetry.config import TelemetryConfig
+
+FUNCTIONS = ("generate", TAIL, "reward", "reference", "critic", "cost-critic", "train", "train-critic",
+             "train-cost-critic")  # fmt: skip
+"""All that a job may have; its recipe says which are used."""
 
 
 class ModelConfig(Section):
@@ -117,7 +123,7 @@ class ReferenceConfig(Section):
 
 
 class FunctionConfig(Section):
-    """How one function is deployed; `[functions.generate]`, `[functions.train]`, ..."""
+    """How one function is deployed; `[functions.generate]`, `[functions.train]`, ... (FUNCTIONS)."""
 
     replicas: int = Field(1, ge=1)
     """At most so many at a time."""
@@ -229,6 +235,34 @@ class JobConfig(Section):
             raise ValueError("planner.gpu wants functions.generate.gpus >= 1, got 0")
         if self.planner.gpu is not None and self.model.dtype != "bfloat16":
             raise ValueError(f'planner.gpu: its table is of bfloat16, got model.dtype = "{self.model.dtype}"')
+        return self
+
+    @model_validator(mode="after")
+    def _functions_generate(self) -> JobConfig:
+        """What [functions.*] says of generation: names, the tail's function, engines that use one GPU."""
+        for name in self.functions:
+            if name not in FUNCTIONS:
+                close = difflib.get_close_matches(name, FUNCTIONS, n=1, cutoff=0.5)
+                hint = f"did you mean {close[0]!r}?" if close else f"a job has {', '.join(FUNCTIONS)}"
+                raise ValueError(f"functions.{name}: no such function; {hint}")
+        if "gpus" in self.rollout.vllm:
+            raise ValueError("rollout.vllm.gpus: set functions.generate.gpus, the GPUs of one replica")
+        for name in ("generate", TAIL):
+            if self.rollout.engine in ("torch", "transformers") and self.function(name).gpus > 1:
+                got = f'got {self.function(name).gpus}, rollout.engine = "{self.rollout.engine}" uses one'
+                raise ValueError(f'functions.{name}.gpus: {got} ("vllm" splits a model)')
+        if TAIL not in self.functions:
+            return self
+        name = self.planner.policy
+        if name not in POLICIES or not POLICIES[name].wide:
+            wanted = ", ".join(f'"{policy.name}"' for policy in POLICIES.values() if policy.wide)
+            raise ValueError(f'functions.{TAIL}: planner.policy = "{name}" never moves a tail to it (wants {wanted})')
+        gpus, fewest = self.function(TAIL).gpus, self.function("generate").gpus
+        if gpus < fewest:
+            raise ValueError(
+                f"functions.{TAIL}.gpus: got {gpus}, functions.generate has {fewest} (wants more: a tail moves to be "
+                "decoded faster)"
+            )
         return self
 
     def function(self, name: str) -> FunctionConfig:

@@ -125,6 +125,11 @@ class Fleet:
         self._begun.add(function)
         self._warm.pop(function, None)
 
+    async def not_needed(self, function: str) -> None:
+        """The function is not called in this step after all: what was started ahead goes, what would be is not."""
+        self.begin(function)
+        await self.settle(function)
+
     def at_work(self) -> list[str]:
         """The functions with calls in the making or open, in the order in which they began."""
         begun = [(s.began_s, s.function) for stages in self._stages.values() for s in stages if s.began_s is not None]

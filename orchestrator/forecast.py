@@ -108,8 +108,8 @@ def _curve(planner: AdaptivePlanner, request: StepRequest, plan: StepPlan) -> li
 def lives(planner: AdaptivePlanner, request: StepRequest, plan: StepPlan, warm: frozenset[str]) -> list[Life]:
     """Each replica from its start to its end within the step, as the plan means it.
 
-    A replica of generate ends with its shard, or with the cut; those that the tail moves to stay to the end. Functions
-    that are kept are there for the whole step.
+    A replica of generate ends with its shard, or with the cut; those that the tail moves to stay to the end, unless
+    it moves to another function. Functions that are kept are there for the whole step.
     """
     step_s = plan.predicted_step_s or 0.0
     found: list[Life] = []
@@ -143,4 +143,5 @@ def _ends(planner: AdaptivePlanner, request: StepRequest, plan: StepPlan, begin_
     if left is None:
         return [begin_s + float(end) for end in tail.ends]
     ends = sorted(begin_s + float(end) for end in np.minimum(tail.ends, left.at_s))
-    return ends[: len(ends) - plan.migrate_to] + [end_s] * plan.migrate_to
+    stay = plan.migrate_to if plan.tail == "generate" else 0
+    return ends[: len(ends) - stay] + [end_s] * stay

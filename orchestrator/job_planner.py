@@ -11,7 +11,7 @@ from orchestrator.config import JobConfig
 from orchestrator.errors import ConfigError
 from orchestrator.planner import latency
 from orchestrator.planner.adaptive import AdaptivePlanner
-from orchestrator.planner.base import Planner
+from orchestrator.planner.base import TAIL, Planner
 from orchestrator.planner.devices import Device, ModelShape, device, kv_capacity_tokens
 from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.planner.learned import Priors
@@ -53,7 +53,8 @@ def job_priors(job: JobConfig, specs: Sequence[FunctionSpec]) -> Priors:
     """The roofline of `planner.gpu` for functions that run a model on GPUs; no GPU named: nothing is believed."""
     if job.planner.gpu is None:
         return Priors()
-    gpu, generate = device(job.planner.gpu), None
+    gpu = device(job.planner.gpu)
+    generators: dict[str, GenerateCost] = {}
     work: dict[str, WorkCost] = {}
     start_s: dict[str, float] = {}
     for spec in specs:
@@ -62,20 +63,20 @@ def job_priors(job: JobConfig, specs: Sequence[FunctionSpec]) -> Priors:
         shape = _shape(job, spec.name)
         start_s[spec.name] = latency.start_prior_s(spec.gpus, shape, process_s=PROCESS_S, load_gb_s=LINK_GB_S)
         if spec.kind == "generate":
-            generate = _generate(gpu, shape, spec.gpus)
+            generators[spec.name] = _generate(gpu, shape, spec)
         elif spec.kind == "reference":
             work[spec.name] = latency.forward_prior(gpu, shape, spec.gpus)
         else:
             work[spec.name] = latency.train_prior(gpu, shape, spec.gpus, recompute=job.train.gradient_checkpointing)
-    return Priors(generate, work, start_s)
+    return Priors(generators.get("generate"), work, start_s, tail=generators.get(TAIL))
 
 
-def _generate(gpu: Device, shape: ModelShape, gpus: int) -> GenerateCost:
+def _generate(gpu: Device, shape: ModelShape, spec: FunctionSpec) -> GenerateCost:
     try:
-        kv_capacity_tokens(gpu, shape, gpus)
+        kv_capacity_tokens(gpu, shape, spec.gpus)
     except ValueError as error:
-        raise ConfigError(f"functions.generate.gpus: {error}") from None
-    return latency.generate_prior(gpu, shape, gpus)
+        raise ConfigError(f"functions.{spec.name}.gpus: {error}") from None
+    return latency.generate_prior(gpu, shape, spec.gpus)
 
 
 def _shape(job: JobConfig, function: str) -> ModelShape:

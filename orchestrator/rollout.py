@@ -1,4 +1,10 @@
-"""The calls of one generation: a call for each shard, and the tail's migration."""
+"""The calls of one generation: a call for each shard, and the tail's migration.
+
+    replicas of generate   shard 0 ----------#         # cut: few samples are left
+                           shard 1 ------------#
+    replicas of the tail                         what was left of both -------------- done
+The tail's replicas are `migrate_to` of those that generate already, or of another function, with more GPUs each.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +23,14 @@ from orchestrator.store import Store
 class Rollout:
     """The calls of one generation, and when its tail is cut."""
 
-    call: Callable[[Sequence[Ref]], Call]
-    """Makes the call for a shard."""
+    call: Callable[[str, Sequence[Ref]], Call]
+    """Makes the call of a function for a shard."""
     store: Store
     unfinished: int
     cut_below: int
     migrate_to: int
+    elsewhere: bool = False
+    """What is left goes on at another function: none of these replicas stays, and a single open call is cut too."""
     finished: list[Finished] = field(default_factory=list)
     _cut: bool = False
     _open: list[Call] = field(default_factory=list)
@@ -35,7 +43,7 @@ class Rollout:
         """One call a shard, side by side; returns what a cut left unfinished."""
         leftovers: list[Finished] = []
         stage.more, stage.replicas = True, min(stage.replicas, len(shards))
-        stage.at_least = self.migrate_to if self.cut_below and not self._cut else 0
+        stage.at_least = self.migrate_to if self.cut_below and not self._cut and not self.elsewhere else 0
         async with asyncio.TaskGroup() as calls:
             for refs in shards:
                 calls.create_task(self._shard(stage, refs, samples, leftovers))
@@ -44,7 +52,7 @@ class Rollout:
         return leftovers
 
     async def _shard(self, stage: Stage, refs: Sequence[Ref], samples: Samples, leftovers: list[Finished]) -> None:
-        call = self.call(refs)
+        call = self.call(stage.function, refs)
         self._open.append(call)
         try:
             async for event in stage.call(call):
@@ -61,7 +69,8 @@ class Rollout:
 
     async def _cut_tail(self) -> None:
         """Asks all open calls for their unfinished samples, once, when few enough are left to go on elsewhere."""
-        if not self._cut and 0 < self.unfinished <= self.cut_below and len(self._open) > self.migrate_to:
+        too_many = len(self._open) > (0 if self.elsewhere else self.migrate_to)
+        if not self._cut and 0 < self.unfinished <= self.cut_below and too_many:
             self._cut = True
             for call in list(self._open):
                 await ask_cut(self.store, call)

@@ -31,7 +31,7 @@ from orchestrator.recipes import Recipe, find_recipe
 from orchestrator.recorder import Recorder
 from orchestrator.run_directory import RunDirectory
 from orchestrator.settings import job_models, recipe_options, train_settings
-from orchestrator.specs import check_room, function_limits, function_specs
+from orchestrator.specs import check_room, check_split, function_limits, function_specs
 from orchestrator.store import Store
 from orchestrator.telemetry.open_sinks import check_sinks
 from orchestrator.telemetry.otlp import check_exporter, open_tracing
@@ -63,7 +63,8 @@ def prepare(job: JobConfig) -> Prepared:
     specs = function_specs(job, models)
     job_planner(job, specs)
     source = PromptSource.load(job)
-    check_room(job, function_limits(job, specs)["generate"], source.longest)
+    check_room(job, function_limits(job, specs), source.longest)
+    check_split(job)
     check_platform(job, specs)
     return Prepared(job, recipe, settings, source, specs)
 

@@ -213,19 +213,23 @@ class Step:
         refs = [await self._put(whole.select(shard).encode()) for shard in shards if len(shard)]
         weights = {"policy": self.versions["actor"]}
         rollout = Rollout(
-            call=lambda shard: self._call("generate", "generate", {"samples": shard}, weights, sampling),
+            call=lambda function, shard: self._call(function, "generate", {"samples": shard}, weights, sampling),
             store=self.store,
             unfinished=len(whole),
             cut_below=self.plan.cut_below if planned else 0,
             migrate_to=self.plan.migrate_to,
+            elsewhere=self.plan.tail != "generate",
         )
         kept = Samples() if self.deterministic else samples
         async with self.fleet.stage("generate", replicas) as stage:
             leftovers = await rollout.run(stage, [[ref] for ref in refs], kept)
             if leftovers:
                 self.report.observed["rollout/migrated"] = float(sum(len(item.group) for item in leftovers))
-                await rollout.run(stage, regroup(leftovers, self.plan.migrate_to), kept)
+                if not rollout.elsewhere:
+                    await rollout.run(stage, regroup(leftovers, self.plan.migrate_to), kept)
             self._account(name, stage)
+        if rollout.elsewhere and planned:
+            await self._generate_tail(name, rollout, leftovers, kept)
         if rollout.unfinished:
             raise RunError(f"step {self.number}: {rollout.unfinished} samples never came back from generate")
         if self.deterministic:
@@ -235,6 +239,17 @@ class Step:
             self.moments.generated.set()
             self.report.lengths = lengths_of(rollout.finished)
         self.report.tokens += int(whole.prompts.lengths[whole.prompt].sum()) + rollout.response_tokens
+
+    async def _generate_tail(
+        self, name: str, rollout: Rollout, leftovers: Sequence[Finished], samples: Samples
+    ) -> None:
+        """What a cut has left, on the tail's own function; with nothing left its replicas are not waited for."""
+        if not leftovers:
+            await self.fleet.not_needed(self.plan.tail)
+            return
+        async with self.fleet.stage(self.plan.tail, self.plan.migrate_to) as stage:
+            await rollout.run(stage, regroup(leftovers, self.plan.migrate_to), samples)
+            self._account(name, stage)
 
     async def _put_in_order(self, kept: Samples, samples: Samples) -> None:
         parts = [SampleBatch.decode(await self.store.get(ref)) for ref in await kept.refs()]

@@ -121,7 +121,8 @@ def shape(name: str) -> ModelShape:
 
 
 def kv_capacity_tokens(gpu: Device, model: ModelShape, tensor_parallel: int, *, usable: float = 0.9) -> int:
-    """Tokens whose keys and values fit beside the weights on `tensor_parallel` GPUs.
+    """Tokens whose keys and values fit beside the weights on `tensor_parallel` GPUs. With more GPUs than key heads
+    each head is held by several (vLLM replicates them).
 
     `usable` is vLLM's gpu_memory_utilization default. Raises ValueError when not even the weights fit.
     """
@@ -129,4 +130,5 @@ def kv_capacity_tokens(gpu: Device, model: ModelShape, tensor_parallel: int, *, 
     if free_bytes < model.kv_bytes_per_token:
         need = -(-model.weight_bytes // (gpu.memory_gib * 2**30 * usable))
         raise ValueError(f"{model.name} does not fit on {tensor_parallel} x {gpu.name} (wants at least {need:.0f})")
-    return int(free_bytes // model.kv_bytes_per_token)
+    copies = max(1.0, tensor_parallel / model.kv_heads)
+    return int(free_bytes // (copies * model.kv_bytes_per_token))

@@ -33,8 +33,11 @@ FULL_DUPLEX = "features.knative.dev/http-full-duplex"
 short calls on a busy cluster): Go's server closes the request's body when the response begins."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 LONGEST_NAME = 63
+SHARED, SHARED_PATH = "shared-memory", "/dev/shm"
 WINDOW_S = 6
 """The shortest that Knative accepts."""
+RETENTION_S = 10
+"""How long Knative leaves the pods of a function at zero alone: the platform has them gone sooner, without a drain."""
 DRAIN_S = 30
 """How long a terminating pod's queue-proxy keeps SIGTERM from the function (knative/serving, pkg/queue/sharedmain)."""
 WAIT_S = 60
@@ -118,7 +121,7 @@ def scaling(spec: FunctionSpec, config: KnativeConfig) -> Json:
         f"{AUTOSCALING}/initial-scale": "0",
         f"{AUTOSCALING}/max-scale": str(spec.max_replicas),
         f"{AUTOSCALING}/window": f"{WINDOW_S}s",
-        f"{AUTOSCALING}/scale-to-zero-pod-retention-period": "0s",
+        f"{AUTOSCALING}/scale-to-zero-pod-retention-period": f"{RETENTION_S}s",
         FULL_DUPLEX: "Enabled",
         "serving.knative.dev/progress-deadline": f"{math.ceil(config.start_s)}s",
     }
@@ -133,7 +136,11 @@ def _pod(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
         "containers": [_container(context, spec, timeout_s)],
-        "volumes": [{"name": "scratch", "emptyDir": {}}, *(_source(volume) for volume in config.volumes)],
+        "volumes": [
+            {"name": "scratch", "emptyDir": {}},
+            *([{"name": SHARED, "emptyDir": {"medium": "Memory"}}] if _shares(config, spec) else []),
+            *(_source(volume) for volume in config.volumes),
+        ],
     }
     if config.service_account is not None:
         pod["serviceAccountName"] = config.service_account
@@ -181,12 +188,19 @@ def _container(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": "scratch", "mountPath": "/scratch"},
+            *([{"name": SHARED, "mountPath": SHARED_PATH}] if _shares(config, spec) else []),
             *({"name": v.name, "mountPath": v.mount_path, "readOnly": v.read_only} for v in config.volumes),
         ],
     }
     if config.command:
         container["command"] = list(config.command)
     return container
+
+
+def _shares(config: KnativeConfig, spec: FunctionSpec) -> bool:
+    """Several GPUs are several processes (vLLM's workers, NCCL) that talk through shared memory, of which a container
+    has 64 MB unless a volume is mounted there: vLLM's queue alone is larger."""
+    return spec.gpus > 1 and all(volume.mount_path != SHARED_PATH for volume in config.volumes)
 
 
 def security(config: KnativeConfig) -> Json:

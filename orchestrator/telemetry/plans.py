@@ -1,6 +1,6 @@
 """`plans.jsonl`: what the planner decided before each step, one line a plan.
 
-    step, time (Unix seconds), replicas, keep, micro_batch, cut_below, migrate_to, overlap
+    step, time (Unix seconds), replicas, keep, micro_batch, cut_below, migrate_to, tail, overlap
     shards                 samples of each generate replica
     predicted_step_s, predicted_cost_usd     null where the planner predicts nothing
     stages                 [[function, start_s, stop_s], ...] from the step's start
@@ -51,6 +51,7 @@ def plan_json(plan: StepPlan) -> Json:
         "micro_batch": plan.micro_batch,
         "cut_below": plan.cut_below,
         "migrate_to": plan.migrate_to,
+        "tail": plan.tail,
         "overlap": plan.overlap,
         "shards": [len(shard) for shard in plan.shards],
         "predicted_step_s": plan.predicted_step_s,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 from pydantic import ValidationError
 
+from orchestrator.errors import ConfigError
 from orchestrator.platforms import knative_manifests as manifests
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.config import KnativeConfig, TolerationConfig, VolumeConfig
@@ -162,3 +164,31 @@ def test_why_a_pod_does_not_run(value: dict[str, Any], kind: str, line: str, pat
 )
 def test_a_pod_on_its_way_has_no_reason(value: dict[str, Any]) -> None:
     assert why_not(value) is None
+
+
+def test_several_gpus_have_shared_memory_unless_the_user_has_mounted_some() -> None:
+    def shared(spec: FunctionSpec, config: KnativeConfig = CONFIG) -> list[str]:
+        asked = pod(spec, replace(CONTEXT, config=config))
+        volumes = {volume["name"]: volume for volume in asked["volumes"]}
+        mounts = asked["containers"][0]["volumeMounts"]
+        assert set(volumes) == {mount["name"] for mount in mounts}
+        found = [mount["name"] for mount in mounts if mount["mountPath"] == "/dev/shm"]
+        assert all(volumes[name]["emptyDir"] == {"medium": "Memory"} for name in found)
+        return found
+
+    assert shared(GPU) == ["shared-memory"]
+    assert shared(replace(GPU, gpus=1)) == []
+    own = CONFIG.model_copy(update={"volumes": (VolumeConfig(name="mine", mount_path="/dev/shm"),)})
+    assert shared(GPU, own) == ["mine"]
+
+
+def test_the_tails_function_is_named_and_marked_as_itself() -> None:
+    tail = replace(GPU, name="generate-tail", gpus=4)
+    asked = manifests.service(CONTEXT, tail)
+    assert asked["metadata"]["name"] == "math-generate-tail"
+    env = {item["name"]: item.get("value") for item in pod(tail)["containers"][0]["env"]}
+    assert (env["RLHF_FUNCTION"], env["RLHF_KIND"]) == ("generate-tail", "generate")
+    longest = "j" * (63 - len("-generate-tail-00001-deployment"))
+    manifests.check_names(longest, ["generate", "generate-tail"])
+    with pytest.raises(ConfigError, match="'generate-tail' has room for 32"):
+        manifests.check_names(longest + "j", ["generate", "generate-tail"])

@@ -120,3 +120,40 @@ def test_a_planner_is_the_same_after_its_job_was_written_down(tmp_path: Path) ->
         job = parse_job(GOOD | {"planner": planner}, base=Path("/jobs"))
         (tmp_path / "job.toml").write_text(dump_job(job))
         assert load_job(tmp_path / "job.toml") == job
+
+
+OURS = {"policy": "ours"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"functions": {"generate-tail": {"gpus": 4}}},
+            'functions.generate-tail: planner.policy = "static" never moves a tail to it (wants "ours")',
+        ),
+        (
+            {"functions": {"generate-tail": {"gpus": 4}}, "planner": {"policy": "serverful"}},
+            'functions.generate-tail: planner.policy = "serverful" never moves a tail to it (wants "ours")',
+        ),
+        (
+            {"functions": {"generate": {"gpus": 2}, "generate-tail": {"gpus": 1}}, "planner": OURS},
+            "functions.generate-tail.gpus: got 1, functions.generate has 2 "
+            "(wants more: a tail moves to be decoded faster)",
+        ),
+        (
+            {"functions": {"generate-tail": {"gpus": 4}}, "planner": OURS, "rollout": {"engine": "torch"}},
+            'functions.generate-tail.gpus: got 4, rollout.engine = "torch" uses one ("vllm" splits a model)',
+        ),
+        (
+            {"functions": {"generate_tail": {"gpus": 4}}, "planner": OURS},
+            "functions.generate_tail: no such function; did you mean 'generate-tail'?",
+        ),
+        (
+            {"rollout": {"vllm": {"gpus": 2}}},
+            "rollout.vllm.gpus: set functions.generate.gpus, the GPUs of one replica",
+        ),
+    ],
+)
+def test_functions_that_make_no_sense_are_told_in_one_line(changes: dict[str, Any], line: str) -> None:
+    assert mistakes(**changes) == [f"job.toml: {line}"]

@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.config import load_job
 from orchestrator.errors import ConfigError
+from orchestrator.job_planner import job_priors
 from orchestrator.session import prepare
 from orchestrator.specs import function_limits
 from tests.support.tiny_job import make_job
@@ -58,3 +59,45 @@ def test_responses_beyond_the_models_context_are_refused(file: Path) -> None:
         ConfigError, match=r"a sample may have 7\d tokens, the model's context is 64 \(wants at most 5\d\)"
     ):
         kv(file, "rollout.max_response_length=70")
+
+
+WIDE = [
+    *VLLM, "planner.policy=ours", "planner.gpu=L40S", "model.dtype=bfloat16", "functions.generate.gpus=1",
+    "functions.generate-tail.gpus=4", "functions.generate-tail.replicas=3", "functions.generate-tail.usd_per_hour=8.0",
+]  # fmt: skip
+
+
+def test_the_tails_function_has_gpus_room_and_priors_of_its_own(file: Path) -> None:
+    prepared = prepare(load_job(file, WIDE))
+    specs = {spec.name: spec for spec in prepared.specs}
+    assert list(specs) == ["generate", "generate-tail", "reward", "train"]
+    one, wide = specs["generate"], specs["generate-tail"]
+    assert (wide.kind, wide.gpus, wide.max_replicas, wide.usd_per_hour) == ("generate", 4, 3, 8.0)
+    assert "vllm" not in one.options
+    assert wide.options == {**one.options, "vllm": {"gpus": 4}}, "vLLM would not be told to split the model"
+    limits = function_limits(prepared.job, prepared.specs)
+    narrow_kv, wide_kv = limits["generate"].kv_tokens, limits["generate-tail"].kv_tokens
+    assert narrow_kv is not None
+    assert wide_kv is not None
+    assert limits["generate-tail"].gpus == 4
+    # two key heads over four GPUs: each lies on two of them, so that they hold twice as much and not four times
+    assert wide_kv == pytest.approx(2 * narrow_kv, rel=1e-3)
+    priors = job_priors(prepared.job, prepared.specs)
+    assert priors.generate is not None
+    assert priors.tail is not None
+    assert priors.tail.kv_token_s < priors.generate.kv_token_s
+    assert {"generate", "generate-tail"} <= set(priors.start_s)
+
+
+def test_a_sample_must_have_room_in_the_tails_function_too(file: Path) -> None:
+    words = [*VLLM, "planner.policy=ours", "functions.generate-tail.gpus=2", "rollout.max_response_length=9000"]
+    with pytest.raises(ConfigError, match=r"one replica of generate has room for 4096"):
+        kv(file, *words, "rollout.vllm.kv_cache_mb=1")
+
+
+def test_gpus_that_do_not_divide_the_heads_are_refused_before_vllm_does(file: Path) -> None:
+    words = [*VLLM, "planner.policy=ours", "functions.generate-tail.gpus=3"]
+    with pytest.raises(
+        ConfigError, match=r"generate-tail.gpus: got 3 for the model's 4 attention heads .wants 1, 2, 4"
+    ):
+        prepare(load_job(file, words))

@@ -107,8 +107,8 @@ def make_job(directory: Path, *, head_dim: int = 8) -> Job:
     return Job(directory)
 
 
-def arguments(*words: object) -> list[str]:
-    return [sys.executable, "-m", "orchestrator.cli", *map(str, words)]
+def arguments(*words: object, module: str = "orchestrator.cli") -> list[str]:
+    return [sys.executable, "-m", module, *map(str, words)]
 
 
 def command(*words: object, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
@@ -119,9 +119,9 @@ def command(*words: object, timeout_s: float = 100) -> subprocess.CompletedProce
 class Background:
     """`rlhf-orchestrate WORDS`, to be killed."""
 
-    def __init__(self, *words: object) -> None:
+    def __init__(self, *words: object, module: str = "orchestrator.cli") -> None:
         self.process = subprocess.Popen(
-            arguments(*words), env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            arguments(*words, module=module), env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float = 200) -> None:

@@ -156,8 +156,9 @@ class Timelines:
 
 
 def _order(name: str) -> tuple[int, str]:
-    """As a step uses them: generate, reward, what says more about samples, training of critics, train."""
-    return {"generate": 0, "reward": 1, "train": 4}.get(name, 3 if name.startswith("train-") else 2), name
+    """As a step uses them: generate and its tail, reward, what says more about samples, training of critics, train."""
+    first = {"generate": 0, "generate-tail": 1, "reward": 2, "train": 5}
+    return first.get(name, 4 if name.startswith("train-") else 3), name
 
 
 def _open(trace: TraceFile, now: Json | None, end_s: float) -> dict[str, tuple[list[Life], list[Work]]]:

@@ -95,7 +95,7 @@ function Decided({ value }) {
     ["It cost", actual.cost_usd ? dollars(actual.cost_usd) : "–"],
     ["Shards", shards ? `${shards}, of ${Math.min(...plan.shards)} to ${Math.max(...plan.shards)} samples` : "none"],
     ["Handed on", plan.overlap ? `${plan.micro_batch} finished samples at a time, beside generation` : "when generation has ended"],
-    ["Tail", plan.cut_below ? `cut when ${plural(plan.cut_below, "sample")} are left, moved to ${plural(plan.migrate_to, "replica")}` : "not cut"],
+    ["Tail", plan.cut_below ? `cut when ${plural(plan.cut_below, "sample")} are left, moved to ${plural(plan.migrate_to, "replica")} of ${plan.tail}` : "not cut"],
   ];
   const stages = Object.fromEntries(plan.stages.map(([name, start, stop]) => [name, `${duration(start)} to ${duration(stop)}`]));
   const rows = Object.entries(plan.replicas).map(([name, replicas]) => ({ name, replicas, kept: plan.keep.includes(name) ? "stays warm" : "goes to zero", stage: stages[name] ?? "–" }));

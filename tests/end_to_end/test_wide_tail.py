@@ -1,0 +1,135 @@
+"""A step whose tail goes on at a function of its own: the same job, whatever is killed in mid-tail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import session
+from orchestrator.api.look.trace import TraceFile
+from orchestrator.config import load_job
+from orchestrator.live import NoView
+from orchestrator.planner.base import TAIL
+from orchestrator.platforms.base import Platform
+from orchestrator.platforms.local import LocalPlatform
+from orchestrator.platforms.open import open_platform
+from orchestrator.run_directory import RunDirectory
+from tests.support import wide_tail
+from tests.support.tiny_job import MARK, Background, Job, assert_same, command
+
+pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(600)]
+
+LONG = ["steps=2", "validation.every=0", "rollout.n=16", "rollout.max_response_length=24", "rollout.slots=2"]
+"""Some hundred decode steps, so that a cut finds most samples unfinished."""
+WIDE = ["planner.policy=ours", f"functions.{TAIL}.usd_per_hour=3600", "functions.generate.usd_per_hour=3600"]
+
+
+@pytest.fixture(scope="module")
+def uncut(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The job without a tail function."""
+    run = tmp_path_factory.mktemp("runs") / "uncut"
+    done = command("run", job.file, "--run-dir", run, *LONG)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def steps(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line.get("critic/groups")]
+
+
+def tail_has_begun(run: Path) -> bool:
+    """A tail call of the first step has handed over samples."""
+    return any((run / "calls").glob(f"s000001.{TAIL}.*/events/*"))
+
+
+def in_this_process(job: Job, run: Path, monkeypatch: pytest.MonkeyPatch, *, kill: bool) -> None:
+    """The job to its end; `kill`: its first replica of generate-tail dies when it has handed over samples."""
+    platforms: list[LocalPlatform] = []
+
+    def opened(*args: Any, **kwargs: Any) -> Platform:
+        platform = open_platform(*args, **kwargs)
+        assert isinstance(platform, LocalPlatform)
+        platforms.append(platform)
+        return platform
+
+    async def killer() -> None:
+        while not tail_has_begun(run):
+            await asyncio.sleep(0.002)
+        (pid,) = platforms[0].processes()[TAIL]
+        os.kill(pid, signal.SIGKILL)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            if kill:
+                tasks.create_task(killer())
+            prepared = session.prepare(load_job(job.file, [*LONG, *WIDE]))
+            await session.execute(session.Run(prepared, RunDirectory.create(run, prepared.job)), NoView())
+
+    monkeypatch.setattr(session, "job_planner", wide_tail.planner)
+    monkeypatch.setattr(session, "open_platform", opened)
+    for variable in (MARK, "OMP_NUM_THREADS=1", "TOKENIZERS_PARALLELISM=false"):
+        monkeypatch.setenv(*variable.split("="))
+    asyncio.run(main())
+
+
+def test_a_tail_on_its_own_function_is_the_same_job(
+    job: Job, uncut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    in_this_process(job, run, monkeypatch, kill=False)
+    assert_same(run, uncut)
+    migrated = [line["rollout/migrated"] for line in steps(run)]
+    assert len(migrated) == 2
+    assert all(0 < count < 48 for count in migrated)
+
+    functions = TraceFile(run / "trace.json").read().functions
+    tails = [work for work in functions[TAIL].work if work.operation == "generate"]
+    assert len(tails) == 2  # one call a step
+    for tail in tails:
+        earlier = [life for life in functions["generate"].lives if life.start_s < tail.start_s]
+        assert earlier
+        assert all(life.draining_s <= tail.start_s for life in earlier), "replicas of generate outlive the cut"
+
+    books = json.loads((run / "cost.json").read_text())
+    paid = books["functions"][TAIL]
+    assert paid["starts"] == 2
+    assert paid["replica_s"] > 0
+    assert paid["usd"] == pytest.approx(paid["replica_s"])
+    assert [step["functions"][TAIL]["starts"] for step in books["steps"][1:]] == [1, 1]
+    plans = [json.loads(line) for line in (run / "plans.jsonl").read_text().splitlines()]
+    assert {plan["tail"] for plan in plans} == {TAIL}
+
+
+def test_the_tails_replica_dies_in_mid_tail(
+    job: Job, uncut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    in_this_process(job, run, monkeypatch, kill=True)
+    assert_same(run, uncut)
+    assert json.loads((run / "cost.json").read_text())["functions"][TAIL]["starts"] == 3
+
+
+def test_the_orchestrator_dies_in_mid_tail(job: Job, uncut: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    orchestrator = Background("run", job.file, "--run-dir", run, *LONG, *WIDE, module="tests.support.wide_tail")
+    orchestrator.wait_for(lambda: tail_has_begun(run))
+    begun = sorted(path.name for path in (run / "calls").glob(f"s000001.{TAIL}.*"))
+    assert not (run / "journal" / "000001.json").exists()
+    orchestrator.kill()
+    again = Background("resume", run, module="tests.support.wide_tail")
+    again.wait_for(lambda: (run / "journal" / "000001.json").exists() or len(begun) != len(tail_calls(run)))
+    assert tail_calls(run) in (begun, []), "the resumed step made other calls for the same tail"
+    output, _ = again.process.communicate(timeout=200)
+    assert again.process.returncode == 0, output
+    assert_same(run, uncut)
+
+
+def tail_calls(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "calls").glob(f"s000001.{TAIL}.*"))

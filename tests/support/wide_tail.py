@@ -1,0 +1,32 @@
+"""`rlhf-orchestrate` with a planner that cuts every step as soon as one sample is finished, and moves what is left to
+one replica of generate-tail:   python -m tests.support.wide_tail run job.toml ...
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from orchestrator import cli, session
+from orchestrator.config import JobConfig
+from orchestrator.planner.base import TAIL, Planner, StepPlan, StepRequest
+from orchestrator.planner.static import StaticPlanner
+from orchestrator.platforms.base import FunctionSpec
+
+
+class CutsAtOnce(StaticPlanner):
+    def plan(self, request: StepRequest) -> StepPlan:
+        plan = super().plan(request)
+        left = len(request.prompts) * request.samples_per_prompt - 1
+        ahead = {TAIL: 0.0} if left > 0 else {}
+        return replace(plan, cut_below=max(0, left), migrate_to=1, tail=TAIL, chunk=1, prewarm_s=ahead)
+
+
+def planner(_job: JobConfig, _specs: Sequence[FunctionSpec]) -> Planner:
+    return CutsAtOnce()
+
+
+if __name__ == "__main__":
+    vars(session)["job_planner"] = planner
+    sys.exit(cli.main())
