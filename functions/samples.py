@@ -73,11 +73,14 @@ class Ragged:
         offsets = self.offsets
         return [self.flat[offsets[i] : offsets[i + 1]] for i in range(len(self))]
 
+    def places(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where in `flat` the values of the rows at `index` are, row after row."""
+        lengths = self.lengths[index].astype(np.int64)
+        before = np.cumsum(lengths) - lengths
+        return np.repeat(self.offsets[index] - before, lengths) + np.arange(int(lengths.sum()))
+
     def select(self, index: npt.NDArray[np.int64]) -> Ragged:
-        rows = self.rows()
-        picked = [rows[i] for i in index]
-        flat = np.concatenate(picked) if picked else self.flat[:0]
-        return Ragged(flat, self.lengths[index])
+        return Ragged(self.flat[self.places(index)], self.lengths[index])
 
 
 @dataclass(frozen=True)
@@ -136,15 +139,15 @@ class SampleBatch:
         """The samples at `index`, in that order; prompts that none of them answers are left out."""
         at = np.asarray(index, dtype=np.int64)
         used, prompt = np.unique(self.prompt[at], return_inverse=True)
-        responses = self.responses
+        places = self.responses.places(at)
         return SampleBatch(
             prompts=self.prompts.select(used.astype(np.int64)),
             prompt=prompt.astype(np.int32).reshape(-1),
             group=self.group[at],
             index=self.index[at],
-            responses=responses.select(at),
-            logprobs=Ragged(self.logprobs, responses.lengths).select(at).flat,
-            mask=Ragged(self.mask, responses.lengths).select(at).flat,
+            responses=Ragged(self.responses.flat[places], self.responses.lengths[at]),
+            logprobs=self.logprobs[places],
+            mask=self.mask[places],
             finish=self.finish[at],
             version=self.version[at],
         )
