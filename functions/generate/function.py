@@ -12,10 +12,8 @@ done     data: the counts of EngineStats, "engine" that ran and "why" it
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -23,16 +21,14 @@ import numpy.typing as npt
 import torch
 
 from functions.function import Context, FatalError
-from functions.generate.engine import Engine, Request, Sample, Sampling
-from functions.generate.engines import ENGINES, Choice, EngineOptions, choose, make_engine
-from functions.generate.vllm_adapter import write_adapter
+from functions.generate.engine import Request, Sample, Sampling
+from functions.generate.engines import ENGINES, EngineOptions
+from functions.generate.policy import HeldPolicy
 from functions.generate.vllm_start import VllmSettings
 from functions.models import pick_device, pick_dtype
 from functions.params import parse
 from functions.samples import Finish, Ragged, SampleBatch
-from functions.weights.manifest import read_manifest
-from functions.weights.materialize import materialize
-from functions.wire import Call, Event, Json, Version
+from functions.wire import Call, Event, Json
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class GenerateParams:
 
 
 class GenerateFunction:
-    """Keeps the engine, and the version that it holds, between calls.
+    """Keeps the engine, and the version that it holds, between calls; a next version comes as a delta where it can.
 
     `deterministic`: the same sample whatever else is in the batch, bit for bit (CPU, one thread).
     `vllm`: settings of the vLLM engine (VllmSettings: context, kv_cache_mb, memory_fraction, lora_rank, gpus, eager).
@@ -96,14 +92,7 @@ class GenerateFunction:
         if deterministic or threads is not None:
             torch.set_num_threads(1 if deterministic else threads or 1)
         VllmSettings(**(vllm or {}))  # refuses unknown names and impossible values
-        self._wanted = engine
-        self._options = EngineOptions(pick_dtype(dtype), where, slots, deterministic, vllm or {})
-        self._engine: Engine | None = None
-        self._choice: Choice | None = None
-        self._version: Version | None = None
-        self._swaps_adapters = engine == "vllm" and bool((vllm or {}).get("lora_rank"))
-        self._base: Version | None = None
-        """The version whose whole weights the engine holds: an adapter's base, where adapters are swapped."""
+        self._policy = HeldPolicy(engine, EngineOptions(pick_dtype(dtype), where, slots, deterministic, vllm or {}))
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "generate":
@@ -116,7 +105,7 @@ class GenerateFunction:
         prior = [event for event in context.prior if event.kind == "samples"]
         done = {key for event in prior for key in zip(event.data["group"], event.data["index"], strict=True)}
         left = [row for row, key in enumerate(_keys(batch)) if key not in done]
-        engine, choice = self._hold(call.weights["policy"], context)
+        engine, choice = self._policy.hold(call.weights["policy"], context)
         writer = _Writer(call, context, batch, len(prior))
         finished: list[Sample] = []
         cut: list[Sample] = []
@@ -142,39 +131,6 @@ class GenerateFunction:
         if cut:
             yield writer.cut(cut)
         yield Event("done", data={**dataclasses.asdict(engine.stats), "engine": choice.name, "why": choice.why})
-
-    def _hold(self, version: Version, context: Context) -> tuple[Engine, Choice]:
-        """The engine with `version` loaded."""
-        if self._engine is not None and self._choice is not None and self._version == version:
-            return self._engine, self._choice
-        self._version = None
-        adapter = read_manifest(context.exchange, version).adapter if self._swaps_adapters else None
-        root = Path(context.scratch) / "policy"
-        directory, base = root / _name(version), root / _name(adapter.base if adapter else version)
-        try:
-            with context.phase("fetch"):
-                if adapter is None or self._base != adapter.base:
-                    materialize(context.exchange, adapter.base if adapter else version, base)
-            if self._engine is None or self._choice is None:
-                with context.phase("start engine"):
-                    self._choice = choose(self._wanted, base, self._options)
-                    self._engine = make_engine(self._choice, self._options)
-            with context.phase("load"):
-                if adapter is not None:
-                    write_adapter(context.exchange, read_manifest(context.exchange, version), directory, base)
-                self._base = None
-                self._engine.load(version, directory)
-        except (ValueError, OSError) as error:
-            raise FatalError(f"policy {version.prefix}: {error}") from error
-        finally:
-            shutil.rmtree(root, ignore_errors=True)  # the engine holds the weights now
-        self._base = adapter.base if adapter else version
-        self._version = version
-        return self._engine, self._choice
-
-
-def _name(version: Version) -> str:
-    return f"{version.model}.{version.number:06d}.{version.call}"
 
 
 def _keys(batch: SampleBatch) -> list[tuple[int, int]]:

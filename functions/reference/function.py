@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from functions.models import load_causal_lm, load_critic, micro_batch_default, p
 from functions.packing import make_packs
 from functions.params import parse
 from functions.samples import Columns, SampleBatch
-from functions.weights.materialize import materialize
+from functions.weights.local_copy import LocalCopy
 from functions.wire import Call, Event, Version
 
 
@@ -66,6 +65,8 @@ class ReferenceFunction:
             torch.set_num_threads(threads)
         self._capacity = models
         self._held: dict[tuple[str, Version], _Held] = {}
+        self._critics: dict[str, LocalCopy] = {}
+        """By model: critics are trained beside the policy, and their next versions may come as deltas."""
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation == "logprobs":
@@ -133,20 +134,26 @@ class ReferenceFunction:
         if key in self._held:
             self._held[key] = self._held.pop(key)  # the latest used is last
             return self._held[key]
+        if operation == "values":  # the critic before it is of no more use, and its files are about to change
+            self._held = {k: v for k, v in self._held.items() if (k[0], k[1].model) != (operation, version.model)}
         while len(self._held) >= self._capacity:
             del self._held[next(iter(self._held))]
-        load = load_causal_lm if operation == "logprobs" else load_critic
-        directory = Path(context.scratch) / "reference"
-        shutil.rmtree(directory, ignore_errors=True)
+        copy = LocalCopy(Path(context.scratch) / "reference")
+        if operation == "values":
+            root = Path(context.scratch) / "critics" / version.model
+            copy = self._critics.setdefault(version.model, LocalCopy(root))
         try:
-            with context.phase("fetch"):
-                materialize(context.exchange, version, directory)
+            directory = copy.bring(context.exchange, version, context.phase)
             with context.phase("load"):
+                load = load_causal_lm if operation == "logprobs" else load_critic
                 model = load(directory, dtype=self._dtype, device=str(self._device))
             held = _Held(model.requires_grad_(False), output_head(model) if operation == "logprobs" else None)
         except ValueError as error:
+            copy.drop()
             raise FatalError(str(error)) from error
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+        if operation == "values":
+            copy.settle()
+        else:
+            copy.drop()
         self._held[key] = held
         return held

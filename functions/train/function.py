@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -121,9 +120,8 @@ class TrainFunction:
             result["mismatch"] = context.exchange.durable.put(f"{call.prefix}mismatch", mismatch.encode()).to_json()
         assert made is not None, "a feed that was read to its end has said what the version is called"
         with context.phase("publish"):
-            manifest = publish_state(state, made, carry, {"result": result}, context)
-        if alone and manifest.trainer["result"] == result:  # else another attempt won, with other bits
-            self._held = replace(state, version=made, carry=carry)
+            manifest, after = publish_state(state, made, carry, result, context)
+        self._held = after if alone else None
         return manifest
 
 

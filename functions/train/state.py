@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,12 @@ from functions.train.gang import ALONE, Ranks, await_value
 from functions.train.optimizer import MASTER, Optimizer
 from functions.train.parallel import Forward, placed, shard, whole
 from functions.train.params import LoraParams, TrainParams
+from functions.weights.blobs import Blob
+from functions.weights.delta import difference
 from functions.weights.manifest import Adapter, Manifest, label, manifest_key, read_manifest
 from functions.weights.materialize import materialize
-from functions.weights.store import fetch, fetch_state, publish
-from functions.wire import Version
+from functions.weights.store import blobs, fetch, fetch_state, publish
+from functions.wire import Json, Version
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,11 @@ class Structure:
     @classmethod
     def of(cls, params: TrainParams) -> Structure:
         return cls(params.objective, params.dtype, params.lora)
+
+    @property
+    def deltas(self) -> bool:
+        """Whether versions say what they changed: a step changes few weights in bfloat16, but all in float32."""
+        return self.dtype == "bfloat16" and self.lora is None
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,8 @@ class TrainState:
     optimizer: Optimizer
     carry: dict[str, float]
     ranks: Ranks = ALONE
+    published: Mapping[str, Blob] = field(default_factory=dict)
+    """The bytes of the weights as `version` has them, where the next version will say what it changed of them."""
 
 
 def load(
@@ -93,8 +102,9 @@ def load(
         optimizer = Optimizer(named, state, int(trainer.get("optimizer_steps", 0)))
     except KeyError as error:
         raise FatalError(f"weights {label(version)}: its optimizer state lacks {error}") from error
-    carry = dict(trainer.get("carry", {}))
-    return TrainState(version, base, Structure.of(params), model, forward, optimizer, carry, ranks)
+    carry, structure = dict(trainer.get("carry", {})), Structure.of(params)
+    published = blobs(_stored(model, own_tensors(model), structure)) if structure.deltas and ranks.size == 1 else {}
+    return TrainState(version, base, structure, model, forward, optimizer, carry, ranks, published)
 
 
 def _base(manifest: Manifest, params: TrainParams) -> Version:
@@ -115,10 +125,11 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def publish_state(
-    state: TrainState, version: Version, carry: dict[str, float], result: dict[str, Any], context: Context
-) -> Manifest:
+    state: TrainState, version: Version, carry: dict[str, float], result: Json, context: Context
+) -> tuple[Manifest, TrainState | None]:
     """Weights, optimizer state and `result` (what a repeated call answers) as `version`, under one manifest.
 
+    Also the state that has become that version; None where another attempt's counts, which may have other bits.
     Of a gang, rank 0 publishes the whole tensors, and the others wait for them.
     """
     lora, moments, first = state.structure.lora, state.optimizer.state(), state.ranks.rank == 0
@@ -128,22 +139,35 @@ def publish_state(
     tensors = whole(own_tensors(state.model) if lora is None else adapter_tensors(state.model), keep=first)
     if not first:
         await_value(manifest_key(version), context)
-        return read_manifest(context.exchange, version)
-    if lora is None:
-        tensors = checkpoint_tensors(state.model, tensors)
-        if state.structure.dtype == "bfloat16":
-            tensors = {name: _rounded(tensor) for name, tensor in tensors.items()}
-    return publish(
+        return read_manifest(context.exchange, version), None
+    stored = blobs(tensors if lora is not None else _stored(state.model, tensors, state.structure))
+    change = None
+    if state.published:
+        with context.phase("compare"):
+            change = difference(read_manifest(context.exchange, state.version), state.published, stored)
+    if change is not None:
+        sizes = {"changed_weights": change.density, "delta_bytes": sum(map(len, change.parts))}
+        result = result | {"stats": result["stats"] | sizes}
+    manifest = publish(
         context.exchange,
         version,
-        tensors=tensors,
+        tensors=stored,
         state=moments,
-        trainer={"optimizer_steps": state.optimizer.steps, "carry": carry} | result,
+        trainer={"optimizer_steps": state.optimizer.steps, "carry": carry, "result": result},
         model_files=None,
         parent=state.version,
         adapter=None if lora is None else Adapter(state.base, lora.rank, lora.alpha, lora.targets),
+        delta=() if change is None else change.parts,
     )
+    if manifest.trainer["result"] != result:
+        return manifest, None
+    published = stored if state.structure.deltas else {}
+    return manifest, replace(state, version=version, carry=carry, published=published)
 
 
-def _rounded(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+def _stored(model: PreTrainedModel, tensors: Mapping[str, Tensor], structure: Structure) -> dict[str, Tensor]:
+    """Whole weights, under the model's own names, as a version has them: the checkpoint's names and the dtype."""
+    tensors = checkpoint_tensors(model, tensors)
+    if structure.dtype == "bfloat16":
+        return {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in tensors.items()}
+    return tensors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -43,9 +43,12 @@ def publish_blobs(
     files: Mapping[str, Ref],
     parent: Version | None,
     adapter: Adapter | None = None,
+    delta: Sequence[bytes] = (),
     shard_bytes: int = SHARD_BYTES,
 ) -> Manifest:
     """Writes the data, then the manifest with a conditional put. Returns the manifest that counts.
+
+    `delta`: the parts of what changed since `parent`, beside the whole tensors.
 
     Of several publishers of one version exactly one wins; the others get the winner's manifest, and what they wrote
     is deleted. Shards are named by their content, so no publisher can overwrite another's bytes.
@@ -54,8 +57,10 @@ def publish_blobs(
     shards = _Shards(version.prefix, shard_bytes)
     entries = {kind: shards.add(blobs) for kind, blobs in (("tensors", tensors), ("state", state))}
     shards.close()
+    parts = {f"{version.prefix}delta-{i:05d}.{checksum(part)}": part for i, part in enumerate(delta)}
     with ThreadPoolExecutor(_TRANSFERS) as pool:
         list(pool.map(lambda item: store.put(*item), shards.values.items()))
+        refs = tuple(pool.map(lambda item: store.put(*item), parts.items()))
     manifest = Manifest(
         version=version,
         parent=parent,
@@ -64,11 +69,12 @@ def publish_blobs(
         trainer=trainer,
         files=dict(files),
         adapter=adapter,
+        delta=refs,
     )
     if store.put_if_absent(manifest_key(version), manifest.encode()) is not None:
         return manifest
     winner = read_manifest(exchange, version)
-    for key in set(shards.values) - winner.keys():
+    for key in {*shards.values, *parts} - winner.keys():
         store.delete(key)
     return winner
 

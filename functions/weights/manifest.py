@@ -93,6 +93,8 @@ class Manifest:
     """Files of the model directory beside the weights (config.json, tokenizer.json, ...), by name."""
     adapter: Adapter | None = None
     """Where there is one, `tensors` are adapters alone (kind "lora"); else they are the whole model (kind "full")."""
+    delta: tuple[Ref, ...] = ()
+    """The parts of what changed in `tensors` since `parent` (functions/weights/delta.py); () where there is none."""
 
     @property
     def size_bytes(self) -> int:
@@ -102,7 +104,8 @@ class Manifest:
     def keys(self) -> set[str]:
         """Every key that this version names, the manifest's own included (an adapter's base has its own)."""
         pieces = {p.key for entry in (*self.tensors, *self.state) for p in entry.pieces}
-        return pieces | {ref.key for ref in self.files.values()} | {manifest_key(self.version)}
+        refs = {ref.key for ref in (*self.files.values(), *self.delta)}
+        return pieces | refs | {manifest_key(self.version)}
 
     def encode(self) -> bytes:
         value = {
@@ -114,6 +117,7 @@ class Manifest:
             "state": [entry.to_json() for entry in self.state],
             "trainer": self.trainer,
             "files": {name: ref.to_json() for name, ref in self.files.items()},
+            "delta": [ref.to_json() for ref in self.delta],
         }
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
@@ -132,6 +136,7 @@ class Manifest:
                 trainer=value["trainer"],
                 files={name: Ref.from_json(ref) for name, ref in value["files"].items()},
                 adapter=None if value["adapter"] is None else Adapter.from_json(value["adapter"]),
+                delta=tuple(Ref.from_json(ref) for ref in value["delta"]),
             )
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise WireError(f"not a manifest: {error!r}") from error

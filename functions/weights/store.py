@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -26,12 +26,13 @@ def publish(
     exchange: Exchange,
     version: Version,
     *,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor] | Mapping[str, Blob],
     state: Mapping[str, Tensor],
     trainer: Json,
     model_files: Mapping[str, bytes] | None,
     parent: Version | None,
     adapter: Adapter | None = None,
+    delta: Sequence[bytes] = (),
 ) -> Manifest:
     """Publishes a version: weights (with `adapter`: the adapters alone), the optimizer's `state` and the `trainer`'s
     JSON under one manifest.
@@ -49,13 +50,19 @@ def publish(
     return publish_blobs(
         exchange,
         version,
-        tensors={name: _blob(name, tensor) for name, tensor in tensors.items()},
-        state={name: _blob(name, tensor) for name, tensor in state.items()},
+        tensors=blobs(tensors),
+        state=blobs(state),
         trainer=trainer,
         files=files,
         parent=parent,
         adapter=adapter,
+        delta=delta,
     )
+
+
+def blobs(tensors: Mapping[str, Tensor] | Mapping[str, Blob]) -> dict[str, Blob]:
+    """The bytes of tensors, where they are given as tensors. ValueError for a dtype that has no stored form."""
+    return {name: tensor if isinstance(tensor, Blob) else _blob(name, tensor) for name, tensor in tensors.items()}
 
 
 def fetch(exchange: Exchange, version: Version, names: Collection[str] | None = None) -> dict[str, Tensor]:

@@ -129,10 +129,10 @@ def test_published_adapters_are_swapped_over_the_base_that_is_held(
             sample = Sample(0, found.responses[0], found.logprobs, Finish.LENGTH, version.number)
             merged = materialize(exchange, version, tmp_path / "merged" / str(version.number))
             assert np.allclose(found.logprobs, logprobs(merged, request, sample, 1.0), atol=2e-5)
-            assert isinstance(function._engine, VllmEngine)
-            engines.add(function._engine._engine)
+            assert isinstance(function._policy._engine, VllmEngine)
+            engines.add(function._policy._engine._engine)
         assert len(engines) == 1
-        function._engine.close()  # type: ignore[union-attr]
+        function._policy._engine.close()  # type: ignore[union-attr]
 
 
 def test_auto_says_what_it_took_and_why(make_model: Callable[..., Path], tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""The version of the policy that a replica's engine holds, and how it gets the next one.
+
+whole model    the replica's copy of the weights follows by deltas (weights/local_copy.py), the engine loads it
+adapters       swapped over their base, which stays in the engine (vLLM with a lora_rank)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from functions.exchange.base import Corrupt
+from functions.function import Context, FatalError
+from functions.generate.engine import Engine
+from functions.generate.engines import Choice, EngineOptions, choose, make_engine
+from functions.generate.vllm_adapter import write_adapter
+from functions.weights.local_copy import LocalCopy, directory_name
+from functions.weights.manifest import Manifest, read_manifest
+from functions.weights.materialize import materialize
+from functions.wire import Version
+
+
+class HeldPolicy:
+    def __init__(self, engine: str, options: EngineOptions) -> None:
+        self._wanted, self._options = engine, options
+        self._engine: Engine | None = None
+        self._choice: Choice | None = None
+        self._version: Version | None = None
+        self._swaps_adapters = engine == "vllm" and bool(options.vllm.get("lora_rank"))
+        self._base: Version | None = None
+        """The version whose whole weights the engine holds: an adapter's base, where adapters are swapped."""
+        self._copy: LocalCopy | None = None
+
+    def hold(self, version: Version, context: Context) -> tuple[Engine, Choice]:
+        """The engine with `version` loaded. FatalError for a model that it cannot run."""
+        if self._engine is not None and self._choice is not None and self._version == version:
+            return self._engine, self._choice
+        self._version = None
+        root = Path(context.scratch) / "policy"
+        copy = self._copy = self._copy or LocalCopy(root)
+        try:
+            manifest = read_manifest(context.exchange, version) if self._swaps_adapters else None
+            if manifest is not None and manifest.adapter is not None:
+                copy.drop()
+                engine, choice = self._with_adapter(manifest, manifest.adapter.base, root, context)
+                copy.drop()  # the engine holds the weights now
+            else:
+                engine, choice = self._with_whole(version, copy, context)
+        except (ValueError, OSError) as error:
+            copy.drop()
+            raise FatalError(f"policy {version.prefix}: {error}") from error
+        self._version = version
+        return engine, choice
+
+    def _with_whole(self, version: Version, copy: LocalCopy, context: Context) -> tuple[Engine, Choice]:
+        self._base = None
+        try:
+            directory = copy.bring(context.exchange, version, context.phase)
+        except Corrupt:
+            self._close()  # on a CPU its weights may be the pages of files that a wrong delta has changed
+            raise
+        engine, choice = self._started(directory, context)
+        with context.phase("load"):
+            engine.load(version, directory)
+        copy.settle()
+        self._base = version
+        return engine, choice
+
+    def _with_adapter(self, manifest: Manifest, whole: Version, root: Path, context: Context) -> tuple[Engine, Choice]:
+        """Under `root`, which the caller deletes."""
+        directory, base = root / directory_name(manifest.version), root / directory_name(whole)
+        if self._base != whole:
+            with context.phase("fetch"):
+                materialize(context.exchange, whole, base)
+        engine, choice = self._started(base, context)
+        with context.phase("load"):
+            write_adapter(context.exchange, manifest, directory, base)
+            self._base = None
+            engine.load(manifest.version, directory)
+        self._base = whole
+        return engine, choice
+
+    def _started(self, directory: Path, context: Context) -> tuple[Engine, Choice]:
+        """The engine; chosen for the model of `directory` and made where there is none yet."""
+        if self._engine is None or self._choice is None:
+            with context.phase("start engine"):
+                self._choice = choose(self._wanted, directory, self._options)
+                self._engine = make_engine(self._choice, self._options)
+        return self._engine, self._choice
+
+    def _close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = self._choice = None
