@@ -106,9 +106,15 @@ class Tail:
         self.ends = np.array([s.finish_s[-1] for s in shards])
         self.every = np.sort(np.concatenate([s.finish_s for s in shards]))
         self.uncut = TailChoice(0, 1, float(self.ends.max()), float(self.ends.sum()))
+        self._left: dict[int, Leftover | None] = {}
 
     def leftover(self, cut_below: int) -> Leftover | None:
         """None when nothing is left to cut: no threshold, or all of the last ones end at once."""
+        if cut_below not in self._left:
+            self._left[cut_below] = self._leftover(cut_below)
+        return self._left[cut_below]
+
+    def _leftover(self, cut_below: int) -> Leftover | None:
         if not 0 < cut_below < len(self.every):
             return None
         at_s = float(self.every[-cut_below - 1])

@@ -11,7 +11,7 @@ and b* is the latest begin that does not cost time and the earliest that does no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,14 @@ class Batch:
     def seconds(self, cost: WorkCost) -> Array:
         """Of one rank. [G]"""
         return cost.sample_s * self.samples + cost.token_s * self.tokens
+
+    def whole_s(self, cost: WorkCost) -> float:
+        """Of one rank, all groups."""
+        if cost not in self._whole_s:
+            self._whole_s[cost] = float(self.seconds(cost).sum())
+        return self._whole_s[cost]
+
+    _whole_s: dict[WorkCost, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ def at_once(
     load_s = cost.call_s / 2 if loads else 0.0
     open_s = max(room_at_s, ready_s - start_s - load_s if ahead else ready_s, 0.0)
     call_s = max(open_s + start_s, ready_s - load_s)
-    work_s = max(float(batch.seconds(cost).sum()) / replicas, cost.token_s * batch.longest)
+    work_s = max(batch.whole_s(cost) / replicas, cost.token_s * batch.longest)
     end_s = max(call_s + load_s, ready_s) + work_s + cost.call_s - load_s
     early = loads and call_s < ready_s
     groups = int(np.count_nonzero(batch.ready_s < open_s)) if early else 0
