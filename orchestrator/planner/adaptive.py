@@ -18,11 +18,12 @@ import numpy.typing as npt
 
 from orchestrator.planner.assignment import Filler, Workload, makespan_s, sweep, together
 from orchestrator.planner.assignment import shards as shards_of
-from orchestrator.planner.base import CurvePoint, FunctionLimits, PastStep, StepObservation, StepPlan, StepRequest
+from orchestrator.planner.base import TAIL, CurvePoint, FunctionLimits, PastStep, StepObservation, StepPlan, StepRequest
+from orchestrator.planner.costs import Costs
 from orchestrator.planner.keepalive import prewarm_at_s
 from orchestrator.planner.learned import LearnedCosts, Priors
 from orchestrator.planner.lengths import LengthModel, Prediction
-from orchestrator.planner.outline import Costs, Load, Outline, Outliner
+from orchestrator.planner.outline import Load, Outline, Outliner
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.prefixes import Prefixes
 from orchestrator.planner.scaling import Goal, choose
@@ -54,7 +55,7 @@ class AdaptivePlanner:
         self.policy = policy
         self.goal = goal or Goal()
         self.lengths = LengthModel()
-        self.learned = LearnedCosts(priors, generate=generate)
+        self.learned = LearnedCosts(priors, generate=generate, shared=pool_gpus is not None)
         self.pool_gpus = pool_gpus
         self.generate = generate
         self.detailed = detailed
@@ -69,7 +70,7 @@ class AdaptivePlanner:
     def plan(self, request: StepRequest) -> StepPlan:
         check(request, self.generate)
         self._last = self._plan(request)
-        self._prewarmed = frozenset(self._last.prewarm_s) | (self._warm - self._last.keep)
+        self._prewarmed = frozenset(self._last.prewarm_s) | self._warm
         self._warm = self._last.keep | frozenset(self._last.prewarm_next_s)
         return self._last
 
@@ -173,7 +174,7 @@ class AdaptivePlanner:
         beside += sum(price[f] * limits[f].max_replicas * (s + costs.start_s[f]) for f, s in whole_s.items())
         after = [seconds for f, seconds in whole_s.items() if f not in fed]
         last_s = sum(after) if self.policy.colocated else max(after, default=0.0)
-        own_s = max((costs.trainers[f].call_s for f in fed if f in costs.trainers), default=0.0)
+        own_s = max((costs.trainers[f].own_s(limits[f].max_replicas) for f in fed if f in costs.trainers), default=0.0)
         follow_gpu_s = sum(limits[f].gpus * c.work_s(count, tokens) for f, c in costs.followers.items())
         fed_gpu_s = sum(limits[f].gpus * limits[f].max_replicas * s for f, s in whole_s.items() if f in fed)
         start_s = 0.0 if self.generate in costs.warm else costs.start_s[self.generate]
@@ -224,10 +225,12 @@ class AdaptivePlanner:
             name: len(chosen.shards) if name == self.generate
             else chosen.followers[name].replicas if name in chosen.followers
             else chosen.trainers[name].replicas if name in chosen.trainers
+            else chosen.tail.migrate_to * (chosen.tail.function == name) if name == TAIL
             else limits.max_replicas
             for name, limits in request.functions.items()
         }  # fmt: skip
-        groups = {name: t.groups for name, t in chosen.trainers.items() if t.fed and t.groups}
+        last_s = chosen.generated_s  # what starts after it is tied to the last sample (orchestrator/moments.py)
+        groups = {name: t.groups for name, t in chosen.trainers.items() if t.fed and t.groups and t.open_s < last_s}
         prewarm: dict[str, float] = {}
         ahead: dict[str, float] = {}
         if self.policy.prewarm:
@@ -236,6 +239,8 @@ class AdaptivePlanner:
                 for stage in chosen.stages
                 if stage.function in chosen.prewarm and stage.function not in {self.generate, *groups}
             }
+            if chosen.tail.function == TAIL:
+                prewarm[TAIL] = chosen.open_s
             if self.generate in chosen.prewarm:
                 ahead = {self.generate: prewarm_at_s(chosen.time_s, self.learned.starts_s(self.generate))}
         return StepPlan(
@@ -249,10 +254,11 @@ class AdaptivePlanner:
             feed_part=max(request.samples_per_prompt, -(-len(request.prompts) * request.samples_per_prompt // 128)),
             cut_below=chosen.tail.cut_below,
             migrate_to=chosen.tail.migrate_to,
-            keep=frozenset(request.functions) if self.policy.keep == "all" else chosen.keep,
+            tail=chosen.tail.function,
+            keep=frozenset(request.functions) - {TAIL} if self.policy.keep == "all" else chosen.keep,
             prewarm_s=prewarm,
             prewarm_next_s=ahead,
-            generated_s=chosen.stages[0].stop_s,
+            generated_s=last_s,
             predicted_step_s=chosen.time_s,
             predicted_cost_usd=point.cost_usd,
             predicted_lengths=np.repeat(predicted.mean, request.samples_per_prompt).tolist(),
@@ -290,6 +296,7 @@ class AdaptivePlanner:
             between_s=self.learned.between_s,
             warm=self._warm,
             name=self.generate,
+            tail=self.learned.tail,
             pool_gpus=self.pool_gpus,
         )
 

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+TAIL = "generate-tail"
+"""Where there is one: the function of the kind of `generate`, with more GPUs a replica, that a tail may go on with."""
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -44,7 +47,7 @@ class StepRequest:
     samples_per_prompt: int
     max_response_length: int
     functions: Mapping[str, FunctionLimits]
-    """By function name, in the order in which the step first uses them."""
+    """By function name, in the order in which the step first uses them. With TAIL a tail may move to it."""
     fed: frozenset[str] = frozenset()
     """Train functions whose gradient may begin before all samples are there (TrainParams.streams)."""
 

@@ -29,36 +29,53 @@ class Follower:
     """When each sample is done with, in the order in which they were finished. [S]"""
 
 
-def follow(
-    finish_s: Array, mean_tokens: float, cost: WorkCost, *, micro_batch: int, replicas: int, start_s: float,
-    prewarmed: bool, room_at_s: float = 0.0,
-) -> Follower:  # fmt: skip
-    """A stage on `replicas` replicas that take `start_s` to start: by the first micro-batch, or ahead of it.
+class Stream:
+    """Micro-batches of finished samples, and what a stage makes of them on any number of replicas, which take `start_s`
+    to start: by the first micro-batch, or ahead of it (`prewarmed`).
 
-    `finish_s` [S] ascending: when samples are finished; a micro-batch is ready with its last. `room_at_s`: when there
-    is room for the replicas at the earliest. A replica is paid for from its start to its own last call's end, and at
-    least until the last micro-batch is ready: before that, more calls may come.
+    `finish_s` [S] ascending: when samples are finished; a micro-batch is ready with its last.
     """
-    count = len(finish_s)
-    stops = np.append(np.arange(micro_batch, count, micro_batch), count)
-    ready = finish_s[stops - 1]
-    sizes = np.diff(np.concatenate(([0], stops)))
-    used = min(replicas, len(sizes))
-    opened = max(float(ready[0]) - (start_s if prewarmed else 0.0), room_at_s, 0.0)
-    begin = max(opened + start_s, float(ready[0]))
-    # Equal work goes to the replicas in turn: end_k = max(ready_k, end_{k - used}) + work, solved for each replica as
-    # max_{i <= k} (ready_i - i work) + (k + 1) work.
-    work_s = cost.work_s(micro_batch, micro_batch * mean_tokens)
-    rounds = -(-len(sizes) // used)
-    turns = np.full(rounds * used, -np.inf)
-    turns[: len(sizes)] = np.maximum(ready, begin)
-    turn = np.arange(rounds)[:, None]
-    ends = (np.maximum.accumulate(turns.reshape(rounds, used) - turn * work_s, axis=0) + (turn + 1) * work_s).ravel()
-    ends = ends[: len(sizes)]
-    ends[-1] += cost.work_s(sizes[-1], sizes[-1] * mean_tokens) - work_s
-    last_ready = float(ready[-1])
-    paid_s = float(np.maximum(ends[-used:], last_ready).sum()) - used * opened
-    return Follower(used, begin, float(ends.max()), paid_s, np.repeat(ends, sizes))
+
+    def __init__(
+        self, finish_s: Array, mean_tokens: float, cost: WorkCost, micro_batch: int, start_s: float, prewarmed: bool
+    ) -> None:
+        count = len(finish_s)
+        stops = np.append(np.arange(micro_batch, count, micro_batch), count)
+        self.ready, self.sizes = finish_s[stops - 1], np.diff(np.concatenate(([0], stops)))
+        self.start_s, self.ahead_s = start_s, start_s if prewarmed else 0.0
+        self.work_s = cost.work_s(micro_batch, micro_batch * mean_tokens)
+        self.last_s = cost.work_s(self.sizes[-1], self.sizes[-1] * mean_tokens)
+
+    def _opened_s(self, room_at_s: float) -> float:
+        return max(float(self.ready[0]) - self.ahead_s, room_at_s, 0.0)
+
+    def least(self, replicas: int, room_at_s: float) -> tuple[float, float]:
+        """No earlier end, and no fewer replica-seconds, than these."""
+        used, count = min(replicas, len(self.sizes)), len(self.sizes)
+        opened, last_ready = self._opened_s(room_at_s), float(self.ready[-1])
+        all_s = (count - 1) * self.work_s + self.last_s
+        begin = max(opened + self.start_s, float(self.ready[0]))
+        end_s = max(begin + all_s / used, last_ready + self.last_s)
+        return end_s, max(used * (last_ready - opened), all_s)
+
+    def follow(self, replicas: int, room_at_s: float = 0.0) -> Follower:
+        """`room_at_s`: when there is room for the replicas at the earliest. A replica is paid for from its start to its
+        own last call's end, and at least until the last micro-batch is ready: before that, more calls may come.
+        """
+        used = min(replicas, len(self.sizes))
+        opened = self._opened_s(room_at_s)
+        begin = max(opened + self.start_s, float(self.ready[0]))
+        # Equal work goes to the replicas in turn: end_k = max(ready_k, end_{k - used}) + work, solved for each replica
+        # as max_{i <= k} (ready_i - i work) + (k + 1) work.
+        rounds = -(-len(self.sizes) // used)
+        turns = np.full(rounds * used, -np.inf)
+        turns[: len(self.sizes)] = np.maximum(self.ready, begin)
+        work_s = np.arange(rounds)[:, None] * self.work_s
+        ends = (np.maximum.accumulate(turns.reshape(rounds, used) - work_s, axis=0) + work_s + self.work_s).ravel()
+        ends = ends[: len(self.sizes)]
+        ends[-1] += self.last_s - self.work_s
+        paid_s = float(np.maximum(ends[-used:], self.ready[-1]).sum()) - used * opened
+        return Follower(used, begin, float(ends.max()), paid_s, np.repeat(ends, self.sizes))
 
 
 def micro_batches(samples: int) -> list[int]:

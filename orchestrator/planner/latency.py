@@ -53,17 +53,23 @@ class WorkCost:
     sample_s: float
     token_s: float
     """Per token, prompt and response."""
+    shared_s: float = 0.0
+    """Per call of a gang: what its ranks share of reading and writing weights and optimizer state."""
 
     def work_s(self, samples: float, tokens: float) -> float:
         return self.call_s + self.sample_s * samples + self.token_s * tokens
 
     def times(self, passes: int) -> WorkCost:
         """Of so many passes over the same samples."""
-        return WorkCost(passes * self.call_s, passes * self.sample_s, passes * self.token_s)
+        return WorkCost(passes * self.call_s, passes * self.sample_s, passes * self.token_s, passes * self.shared_s)
 
     def ranked_s(self, samples: float, tokens: float, ranks: int) -> float:
         """Of a gang: the work is shared, what every call takes is not."""
-        return self.work_s(samples / ranks, tokens / ranks)
+        return self.work_s(samples / ranks, tokens / ranks) + self.shared_s / ranks
+
+    def own_s(self, ranks: int) -> float:
+        """Of a gang's call, without its samples."""
+        return self.call_s + self.shared_s / ranks
 
 
 def kv_token_steps(prompt_tokens: Array, response_tokens: Array) -> Array:
@@ -73,16 +79,20 @@ def kv_token_steps(prompt_tokens: Array, response_tokens: Array) -> Array:
 
 
 def generate_prior(gpu: Device, model: ModelShape, tensor_parallel: int = 1, *, call_s: float = 0.0) -> GenerateCost:
-    """Roofline: weights and keys/values at their share of the bandwidth, prefill at its share of the FLOP/s."""
+    """Roofline: weights and keys/values at their share of the bandwidth, prefill at its share of the FLOP/s.
+
+    On more GPUs than there are key heads each head is held, and read, by several.
+    """
     bandwidth = gpu.peak_tb_s * 1e12 * tensor_parallel
     reduces = 2 * model.layers if tensor_parallel > 1 else 0
+    copies = max(1.0, tensor_parallel / model.kv_heads)
     token_s = reduces * model.hidden * model.bytes_per_value * gpu.allreduce_byte_s
     return GenerateCost(
         call_s=call_s,
         prefill_token_s=_forward_token_s(gpu, model, tensor_parallel) + token_s,
         step_s=model.weight_bytes / (bandwidth * gpu.weights_fraction) + reduces * gpu.allreduce_s,
         sequence_s=token_s,  # what a sequence costs beyond this and its keys and values is inside kv_fraction
-        kv_token_s=model.kv_bytes_per_token / (bandwidth * gpu.kv_fraction),
+        kv_token_s=copies * model.kv_bytes_per_token / (bandwidth * gpu.kv_fraction),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.planner.base import CallObservation
+from orchestrator.planner.base import TAIL, CallObservation
 from orchestrator.planner.latency import GenerateCost, LinearFit, WorkCost, relative_errors
 
 Array = npt.NDArray[np.float64]
@@ -27,27 +27,32 @@ class Priors:
     work: Mapping[str, WorkCost] = field(default_factory=dict)
     start_s: Mapping[str, float] = field(default_factory=dict)
     """Cold start, by function."""
+    tail: GenerateCost | None = None
+    """Of the function that a tail may go on with."""
 
 
 class LearnedCosts:
-    def __init__(self, priors: Priors | None = None, *, generate: str = "generate") -> None:
+    """`shared`: functions start in a pool that others may fill."""
+
+    def __init__(
+        self, priors: Priors | None = None, *, generate: str = "generate", shared: bool = False
+    ) -> None:  # fmt: skip
         self.priors = priors or Priors()
+        self.shared = shared
         self.name = generate
-        prior = self.priors.generate
-        self._overhead = LinearFit(1, None if prior is None else [prior.call_s])
-        self._prefill = LinearFit(1, None if prior is None else [prior.prefill_token_s])
-        self._decode = LinearFit(3, None if prior is None else [prior.step_s, prior.sequence_s, prior.kv_token_s])
-        self._work = {f: LinearFit(3, [c.call_s, c.sample_s, c.token_s]) for f, c in self.priors.work.items()}
+        self._generators = {generate: GenerateFit(self.priors.generate), TAIL: GenerateFit(self.priors.tail)}
+        self._work = {f: LinearFit(*_features(f, c)) for f, c in self.priors.work.items()}
         self._passes: dict[str, int] = {}
         self._starts: dict[str, deque[float]] = {}
         self._between: deque[float] = deque(maxlen=STARTS_KEPT)
 
     @property
     def generate(self) -> GenerateCost | None:
-        if self._decode.theta is None or self._prefill.theta is None:
-            return None
-        call = 0.0 if self._overhead.theta is None else float(self._overhead.theta[0])
-        return GenerateCost(call, float(self._prefill.theta[0]), *(float(v) for v in self._decode.theta))
+        return self._generators[self.name].cost
+
+    @property
+    def tail(self) -> GenerateCost | None:
+        return self._generators[TAIL].cost
 
     def work(self, function: str) -> WorkCost | None:
         fit = self._work.get(function)
@@ -58,9 +63,11 @@ class LearnedCosts:
         return self._passes.get(function, 1)
 
     def starts_s(self, function: str) -> Sequence[float]:
-        """Recent cold starts; before the first, the prior."""
-        if self._starts.get(function):
-            return list(self._starts[function])
+        """Recent cold starts; before the first, the prior. In a shared pool a start also waits for room, which says
+        nothing of the function: the shortest.
+        """
+        if starts := self._starts.get(function):
+            return [min(starts)] if self.shared else list(starts)
         return [self.priors.start_s[function]] if function in self.priors.start_s else []
 
     def start_s(self, function: str) -> float:
@@ -78,13 +85,10 @@ class LearnedCosts:
     ) -> dict[str, float]:
         """Learns from a step's calls; returns the relative error of what was believed before, by function.
 
-        `lengths` [S]: of the step's responses. A generate call tells its sum of lengths only; that of their squares,
-        which the keys and values read depend on, is taken to be the step's. A call that tells no counts says nothing.
+        `lengths` [S]: of the step's responses (GenerateFit). A call that tells no counts says nothing.
         `step_s` None: of a step whose time between calls is not typical.
         The cold starts of `prewarmed` functions were partly over when they were called: they tell nothing.
         """
-        total = float(lengths.sum())
-        squared_per_token = float((lengths**2).sum()) / total if total else 0.0
         if step_s is not None:
             self._between.append(max(0.0, step_s - open_s(calls)))
         metrics: dict[str, float] = {}
@@ -94,9 +98,9 @@ class LearnedCosts:
             if call.cold and call.function not in prewarmed:
                 self._starts.setdefault(call.function, deque(maxlen=STARTS_KEPT)).append(call.start_s)
         for function, made in sorted(by_function.items()):
-            if function == self.name:
+            if function in self._generators:
                 made = [c for c in made if all(count in c.stats for count in _COUNTS)]
-                errors = self._observe_generate(made, squared_per_token) if made else np.zeros(0)
+                errors = self._generators[function].observe(made, lengths) if made else np.zeros(0)
             else:
                 made = longest_ranks([c for c in made if all(count in c.stats for count in _WORK)])
                 errors = self._observe_work(function, made) if made else np.zeros(0)
@@ -106,14 +110,56 @@ class LearnedCosts:
                 metrics[f"planner/error/{function}"] = float(np.median(errors))
         return metrics
 
-    def _observe_generate(self, calls: Sequence[CallObservation], squared_per_token: float) -> Array:
+    def _observe_work(self, function: str, calls: Sequence[CallObservation]) -> Array:
+        ranks = [max(1.0, c.stats.get("ranks", 1.0)) for c in calls]
+        fit = self._work.setdefault(function, LinearFit(*_features(function)))
+        rows = [(1.0, *(c.stats[count] / n for count in _WORK), 1.0 / n) for c, n in zip(calls, ranks, strict=True)]
+        x = np.array(rows)[:, : len(fit.gram)]
+        y = np.array([c.work_s - c.stats.get("waited_s", 0.0) for c in calls])
+        errors = np.zeros(0) if fit.theta is None else relative_errors(fit.predict(x), y)
+        fit.observe(x, y)
+        return errors
+
+
+def _features(function: str, prior: WorkCost | None = None) -> tuple[int, list[float] | None]:
+    """How many coefficients of WorkCost are learned of a function, and what is believed of them: a gang shares some."""
+    count = 4 if function.startswith("train") else 3
+    return count, None if prior is None else [prior.call_s, prior.sample_s, prior.token_s, prior.shared_s][:count]
+
+
+class GenerateFit:
+    """The cost of a function that generates; None until there is a prior or a call was seen."""
+
+    def __init__(self, prior: GenerateCost | None) -> None:
+        self._overhead = LinearFit(1, None if prior is None else [prior.call_s])
+        self._prefill = LinearFit(1, None if prior is None else [prior.prefill_token_s])
+        self._decode = LinearFit(3, None if prior is None else [prior.step_s, prior.sequence_s, prior.kv_token_s])
+
+    @property
+    def cost(self) -> GenerateCost | None:
+        if self._decode.theta is None or self._prefill.theta is None:
+            return None
+        call = 0.0 if self._overhead.theta is None else float(self._overhead.theta[0])
+        return GenerateCost(call, float(self._prefill.theta[0]), *(float(v) for v in self._decode.theta))
+
+    def observe(self, calls: Sequence[CallObservation], lengths: Array) -> Array:
+        """Learns from a step's calls; their relative errors.
+
+        A call tells the sum of the lengths that it made, not that of their squares, which the keys and values read
+        depend on: they are taken to be spread as the step's `lengths` [S] are, none longer than the call's steps. What
+        its samples held when they came (prompt, and tokens of a call that was cut) is what it computed or shared.
+        """
         count = {name: np.array([c.stats[name] for c in calls], dtype=np.float64) for name in _COUNTS}
-        prompt = np.array([c.prompt_tokens / max(1, c.samples) for c in calls], dtype=np.float64)
-        held = count["decode_tokens"] * (prompt + 0.5 * squared_per_token)
+        samples = np.array([max(1, c.samples) for c in calls], dtype=np.float64)
+        shared = np.array([c.stats.get("shared_tokens", 0.0) for c in calls])
+        prompt = np.array([c.prompt_tokens for c in calls], dtype=np.float64)
+        came = np.maximum(prompt, count["prefill_tokens"] + shared) / samples
+        spread = np.array([_squared_per_token(np.minimum(lengths, s)) for s in count["decode_steps"]])
+        held = count["decode_tokens"] * (came + 0.5 * spread)
         x = np.column_stack((count["decode_steps"], count["decode_tokens"], held))
         work = np.array([c.work_s for c in calls], dtype=np.float64)
         errors = np.zeros(0)
-        if (cost := self.generate) is not None:
+        if (cost := self.cost) is not None:
             believed = cost.call_s + cost.prefill_token_s * count["prefill_tokens"] + self._decode.predict(x)
             errors = relative_errors(believed, work)
         self._prefill.observe(count["prefill_tokens"][:, None], count["prefill_s"])
@@ -121,14 +167,10 @@ class LearnedCosts:
         self._overhead.observe(np.ones((len(calls), 1)), work - count["prefill_s"] - count["decode_s"])
         return errors
 
-    def _observe_work(self, function: str, calls: Sequence[CallObservation]) -> Array:
-        ranks = [max(1.0, c.stats.get("ranks", 1.0)) for c in calls]
-        x = np.array([[1.0, *(c.stats[count] / n for count in _WORK)] for c, n in zip(calls, ranks, strict=True)])
-        y = np.array([c.work_s - c.stats.get("waited_s", 0.0) for c in calls])
-        fit = self._work.setdefault(function, LinearFit(3))
-        errors = np.zeros(0) if fit.theta is None else relative_errors(fit.predict(x), y)
-        fit.observe(x, y)
-        return errors
+
+def _squared_per_token(lengths: Array) -> float:
+    total = float(lengths.sum())
+    return float((lengths**2).sum()) / total if total else 0.0
 
 
 def longest_ranks(calls: Sequence[CallObservation]) -> list[CallObservation]:

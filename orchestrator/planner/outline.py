@@ -1,6 +1,7 @@
 """What a step would take and cost with given shards: generation with its tail, the stages beside it, training.
 
-0            generate: shards side by side, longest sample last; the tail moved together below the cut
+0            generate: shards side by side, longest sample last; the tail moved together below the cut, to some of its
+             replicas or to those of the second function, which start ahead
 first        reward, reference, critic: micro-batches of finished samples, on replicas of their own
 first group  train functions that can be fed: prompt groups as they are whole (training.py)
 both ended   the others, side by side
@@ -15,10 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.planner.base import FunctionLimits, Stage
-from orchestrator.planner.fusion import Follower, follow, micro_batches, replica_counts
+from orchestrator.planner.base import TAIL, Stage
+from orchestrator.planner.costs import Costs
+from orchestrator.planner.cuts import Cuts, releases
+from orchestrator.planner.fusion import Follower, Stream, micro_batches, replica_counts
 from orchestrator.planner.keepalive import keep
-from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.scaling import Goal
 from orchestrator.planner.tail import ShardState, Tail, TailChoice
@@ -31,25 +33,6 @@ BEAM = 8
 
 
 @dataclass(frozen=True)
-class Costs:
-    """What the outline needs to know of the functions. `price`: of one replica of each, per second, in any unit."""
-
-    generate: GenerateCost
-    followers: Mapping[str, WorkCost]
-    trainers: Mapping[str, WorkCost]
-    start_s: Mapping[str, float]
-    price: Mapping[str, float]
-    limits: Mapping[str, FunctionLimits]
-    warm: frozenset[str]
-    """Up when the step begins."""
-    between_s: float = 0.0
-    """Of a step in which no call is open."""
-    name: str = "generate"
-    pool_gpus: int | None = None
-    """GPUs that all functions share; None: each function has its own."""
-
-
-@dataclass(frozen=True)
 class Outline:
     shards: Sequence[Sequence[int]]
     tail: TailChoice
@@ -59,6 +42,8 @@ class Outline:
     keep: frozenset[str]
     prewarm: frozenset[str]
     """Functions whose replicas find room before they are needed; `generate`: those of the next step."""
+    generated_s: float
+    """When the last sample is expected."""
     time_s: float
     """Of this step."""
     steady_s: float
@@ -68,6 +53,8 @@ class Outline:
     paid_s: Mapping[str, float]
     """Replica-seconds, by function; starts included."""
     stages: Sequence[Stage]
+    open_s: float
+    """When the second function's replicas are asked for."""
 
 
 @dataclass(frozen=True)
@@ -113,64 +100,36 @@ class Outliner:
         self.mean_tokens = float((load.prompt_tokens + load.lengths).mean())
         # Starting ahead buys time with the risk of idle replicas: where time is worth nothing it only costs.
         self.ahead = policy.prewarm and (goal.objective != "cost" or goal.deadline_s is not None)
-        whole_s = {name: cost.ranked_s(samples, samples * self.mean_tokens, costs.limits[name].max_replicas)
-                   for name, cost in costs.trainers.items()}  # fmt: skip
-        after = [seconds for name, seconds in whole_s.items() if name not in self.fed]
-        self.last_s = sum(after) if policy.colocated else max(after, default=0.0)
-        self.rest = sum(
-            costs.price[name] * costs.limits[name].max_replicas * (seconds + costs.start_s[name])
-            for name, seconds in whole_s.items()
-        )
+        self.cuts = Cuts(costs, policy, goal, samples, self.mean_tokens, self.fed)
+        self.last_s, self.rest = self.cuts.last_s, self.cuts.rest
+        self.wide = costs.wide if policy.wide else None
         self.delay_s = 0.0 if costs.name in costs.warm else costs.start_s[costs.name]
 
     def outline(self, shards: Sequence[Sequence[int]], states: Sequence[ShardState]) -> Outline:
         """The step with these shards."""
         limits = self.costs.limits[self.costs.name]
-        end = Tail(states, self.costs.generate, max_batch=limits.max_batch, kv_tokens=limits.kv_tokens)
-        tail = self._cut(end, len(shards))
-        finish_s, numbers = end.finish(tail)
-        finish_s = finish_s + self.delay_s
-        if self.policy.fuse == "no":
-            finish_s = np.full(self.samples, finish_s[-1])
-        release_s = self._releases(end, tail)
+        end = Tail(
+            states, self.costs.generate, max_batch=limits.max_batch, kv_tokens=limits.kv_tokens, wide=self.wide
+        )  # fmt: skip
+        found: list[Outline] = []
         sizes = micro_batches(self.samples)
-        found = [self._whole(shards, tail, finish_s, numbers, release_s, size) for size in sizes]
-        best = min(found, key=lambda o: self.goal.rank(o.steady_s, o.cost))
-        if len(self.costs.trainers) < 2 or not self.policy.feed:
-            return best
-        return self._whole(shards, tail, finish_s, numbers, release_s, best.micro_batch, BEAM)
+        for tail in self.cuts.of(end, len(shards)):
+            if found and self.cuts.least(tail, len(shards)) >= min(self._rank(o) for o in found):
+                continue
+            finish_s, numbers = end.finish(tail)
+            finish_s = finish_s + self.delay_s
+            if self.policy.fuse == "no":
+                finish_s = np.full(self.samples, finish_s[-1])
+            ways = (shards, tail, finish_s, numbers, [at_s + self.delay_s for at_s in releases(end, tail)])
+            best = min((self._whole(*ways, size) for size in sizes), key=self._rank)
+            if len(self.costs.trainers) > 1 and self.policy.feed:
+                best = self._whole(*ways, best.micro_batch, BEAM)
+            found.append(best)
+            sizes = [best.micro_batch]
+        return min(found, key=self._rank)
 
-    def _cut(self, end: Tail, shards: int) -> TailChoice:
-        if self.policy.cut == "never":
-            return end.uncut
-        if self.policy.cut == "fixed":
-            return end.at(round(self.policy.cut_fraction * self.samples), self._saturation(end))
-        costs = self.costs
-        starts = costs.start_s[costs.name] * shards
-
-        def value(choice: TailChoice) -> tuple[float, float]:
-            return self.goal.rank(
-                choice.time_s + self.last_s, costs.price[costs.name] * (choice.replica_s + starts) + self.rest
-            )
-
-        return end.best(value)
-
-    def _saturation(self, end: Tail) -> int:
-        """RLHFuse's BS_max: samples at which the batch makes a decode step a quarter slower than it is for one."""
-        generate = self.costs.generate
-        held = float(np.mean([(s.prompt_tokens + s.lengths).mean() for s in end.shards]))
-        each_s = generate.sequence_s + generate.kv_token_s * held
-        return max(1, min(end.max_batch, int(0.25 * generate.step_s / each_s))) if each_s else end.max_batch
-
-    def _releases(self, end: Tail, tail: TailChoice) -> list[float]:
-        """When each generate replica is let go, ascending."""
-        left = end.leftover(tail.cut_below)
-        if left is None:
-            return sorted((end.ends + self.delay_s).tolist())
-        gone = np.minimum(end.ends, left.at_s) + self.delay_s
-        return sorted(
-            [*sorted(gone.tolist())[: len(gone) - tail.migrate_to], *[tail.time_s + self.delay_s] * tail.migrate_to]
-        )
+    def _rank(self, outline: Outline) -> tuple[float, float]:
+        return self.goal.rank(outline.steady_s, outline.cost)
 
     def _whole(
         self, shards: Sequence[Sequence[int]], tail: TailChoice, finish_s: Array, numbers: Numbers,
@@ -181,12 +140,18 @@ class Outliner:
         room = Room(None if policy.colocated else costs.pool_gpus)
         for at_s in release_s:
             room.take(gpus[costs.name], at_s)
+        if tail.function == TAIL:
+            room.promise(gpus[TAIL], [at_s + self.delay_s for at_s in tail.ends_s], tail.open_s + self.delay_s)
         followers: dict[str, Follower] = {}
+        after = sum(gpus[name] for name in costs.followers)
         for name in costs.followers:
-            followers[name] = self._beside(name, finish_s, room, micro_batch)
+            after -= gpus[name]
+            followers[name] = self._beside(name, finish_s, room, micro_batch, after)
             room.take(followers[name].replicas * gpus[name], followers[name].end_s)
         generated_s = float(finish_s[-1])
         paid = {costs.name: tail.replica_s + costs.start_s[costs.name] * len(shards)}
+        if tail.function == TAIL:
+            paid[TAIL] = tail.wide_s
         paid |= {name: f.replica_s for name, f in followers.items()}
         spent = sum(costs.price[name] * seconds for name, seconds in paid.items())
         own_gpus = len(shards) * gpus[costs.name]
@@ -206,32 +171,41 @@ class Outliner:
         if policy.colocated and costs.pool_gpus is not None:
             gpu_s = costs.pool_gpus * time_s
             cost = gpu_s * max(costs.price[n] / limit.gpus for n, limit in costs.limits.items() if limit.gpus)
-        stages = [Stage(costs.name, self.delay_s, generated_s)]
+        stages = [Stage(costs.name, self.delay_s, max(release_s))]
+        if tail.function == TAIL:
+            stages.append(Stage(TAIL, tail.begin_s + self.delay_s, max(tail.ends_s) + self.delay_s))
         stages += [Stage(name, f.begin_s, f.end_s) for name, f in followers.items()]
         stages += [Stage(name, t.call_s, t.end_s) for name, t in trainers.items()]
         return Outline(
-            shards, tail, micro_batch, followers, trainers, kept, prewarm, time_s, time_s - self.delay_s + again_s,
-            cost, gpu_s, paid, stages,
+            shards, tail, micro_batch, followers, trainers, kept, prewarm, generated_s, time_s,
+            time_s - self.delay_s + again_s, cost, gpu_s, paid, stages, tail.open_s + self.delay_s,
         )  # fmt: skip
 
-    def _beside(self, name: str, finish_s: Array, room: Room, micro_batch: int) -> Follower:
-        """The stage on as many replicas as the goal likes best."""
+    def _beside(self, name: str, finish_s: Array, room: Room, micro_batch: int, after: int) -> Follower:
+        """The stage on as many replicas as the goal likes best. It begins with the first samples, whenever they come:
+        what is promised, and a replica of each stage after it (`after` GPUs), have to fit beside it.
+        """
         costs, limits = self.costs, self.costs.limits[name]
         start_s = 0.0 if name in costs.warm else costs.start_s[name]
         counts = [limits.max_replicas] if self.policy.replicas == "all" else replica_counts(limits.max_replicas)
-        options = [
-            follow(
-                finish_s, self.mean_tokens, costs.followers[name], micro_batch=micro_batch, replicas=count,
-                start_s=start_s, prewarmed=self.ahead, room_at_s=room.at_s(count * limits.gpus),
+        counts = [n for n in counts if n == 1 or room.fits(n * limits.gpus + after)]
+
+        def value(end_s: float, replica_s: float) -> tuple[float, float]:
+            return self.goal.rank(
+                max(end_s, float(finish_s[-1])) + self.last_s, costs.price[name] * replica_s + self.rest
             )
-            for count in counts
-        ]  # fmt: skip
 
-        def value(f: Follower) -> tuple[float, float]:
-            time_s = max(f.end_s, float(finish_s[-1])) + self.last_s
-            return self.goal.rank(time_s, costs.price[name] * f.replica_s + self.rest)
-
-        return min(options, key=value)
+        stage = Stream(finish_s, self.mean_tokens, costs.followers[name], micro_batch, start_s, self.ahead)
+        bounds = [(value(*stage.least(n, room.at_s(n * limits.gpus))), n) for n in counts]
+        best: Follower | None = None
+        for bound, count in sorted(bounds):
+            if best is not None and bound >= value(best.end_s, best.replica_s):
+                break
+            found = stage.follow(count, room.at_s(count * limits.gpus))
+            if best is None or value(found.end_s, found.replica_s) < value(best.end_s, best.replica_s):
+                best = found
+        assert best is not None, "there is a number of replicas"
+        return best
 
     def _trainers(
         self, followers: Mapping[str, Follower], finish_s: Array, numbers: Numbers, room: Room, gpus: int, spent: float,
@@ -273,22 +247,28 @@ class Outliner:
         cost, limits = self.costs.trainers[name], self.costs.limits[name]
         start_s = 0.0 if name in self.costs.warm else self.costs.start_s[name]
         most, price = limits.max_replicas, self.costs.price[name]
-        found = []
-        for count in rank_counts(limits.min_replicas or most, most) if self.policy.feed else [most]:
-            room_at_s = plan.room.at_s(count * limits.gpus)
-            ready_s = plan.end_s if self.policy.colocated else plan.ready_s
-            options = [
-                at_once(
-                    load, cost, count, ready_s=ready_s, start_s=start_s, room_at_s=room_at_s, ahead=self.ahead,
-                    loads=self.policy.feed,
-                )
-            ]  # fmt: skip
-            if name in self.fed:
-                options += fed(load, cost, count, start_s=start_s, room_at_s=room_at_s, paces=self.paces)
-            ranks = [
-                self.goal.rank(max(plan.ready_s, t.mean_end_s), price * t.mean_replica_s + plan.spent) for t in options
-            ]
-            found.append(options[ranks.index(min(ranks))])
+        counts = rank_counts(limits.min_replicas or most, most) if self.policy.feed else [most]
+        rooms_s = [plan.room.at_s(count * limits.gpus) for count in counts]
+        ready_s = plan.end_s if self.policy.colocated else plan.ready_s
+        found = [
+            at_once(
+                load, cost, count, ready_s=ready_s, start_s=start_s, room_at_s=room_at_s, ahead=self.ahead,
+                loads=self.policy.feed,
+            )
+            for count, room_at_s in zip(counts, rooms_s, strict=True)
+        ]  # fmt: skip
+        if name not in self.fed:
+            return found
+
+        streamed = fed(load, cost, counts, start_s=start_s, rooms_s=rooms_s, paces=self.paces)
+        end_s: Array = np.maximum(plan.ready_s, streamed.mean_end_s)
+        first, second = self.goal.rank(end_s, price * streamed.mean_replica_s + plan.spent)
+        for row, whole in enumerate(found):
+            k = int(np.lexsort((second[row], first[row]))[0])
+            at_once_s = max(plan.ready_s, whole.mean_end_s)
+            rank = self.goal.rank(at_once_s, price * whole.mean_replica_s + plan.spent)
+            if (float(first[row, k]), float(second[row, k])) < rank:
+                found[row] = streamed.trainer(row, k)
         return found
 
     def _again_s(self, trainers: Sequence[Trainer], gpus: int) -> float:

@@ -1,11 +1,11 @@
 """Policies as named sets of switches: what a planner may decide, and what is fixed.
 
-| | replicas | shards | cut | fused | train fed | kept |
-|---|---|---|---|---|---|---|
-| serverful | all, always | balanced | never | no | no | all |
-| rlhfuse | all, always | balanced | at 20 % | yes | no | all |
-| rlhfless | weighted T, C | similar | at 20 % | no | no | none, prewarmed |
-| ours | the goal's | chosen | chosen | chosen | where exact | ski rental, prewarmed |
+| | replicas | shards | cut | tail goes on | fused | train fed | kept |
+|---|---|---|---|---|---|---|---|
+| serverful | all, always | balanced | never | | no | no | all |
+| rlhfuse | all, always | balanced | at 20 % | on replicas of generate | yes | no | all |
+| rlhfless | weighted T, C | similar | at 20 % | on replicas of generate | no | no | none, prewarmed |
+| ours | the goal's | chosen | chosen | there, or wide | chosen | where exact | ski rental, prewarmed |
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Policy:
     """All functions take turns on one pool of GPUs that is held for the whole job."""
     feed: bool = False
     """Training begins while generation goes on, where that is exact; ranks of a gang as the goal says."""
+    wide: bool = False
+    """The tail may go on with a second function whose replicas have more GPUs (PAT, arXiv 2605.23945)."""
     old_logprobs: bool = True
     """In simulations: log-probabilities of the policy are a pass of their own before training, as in verl (and what is
     built on it); else the first training pass has them."""
@@ -53,6 +55,7 @@ POLICIES: dict[str, Policy] = {
             prewarm=True,
             colocated=False,
             feed=True,
+            wide=True,
             old_logprobs=False,
         ),
     )

@@ -13,10 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from orchestrator.planner.base import CurvePoint
 
+T = TypeVar("T", float, npt.NDArray[np.float64])
 Objective = Literal["cost", "speed", "knee"]
 OBJECTIVES: tuple[Objective, ...] = ("cost", "speed", "knee")
 
@@ -41,8 +45,8 @@ class Goal:
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value} (wants more than 0)")
 
-    def rank(self, time_s: float, cost: float) -> tuple[float, float]:
-        """Smaller is better: what the objective minimises, then what decides between equals."""
+    def rank(self, time_s: T, cost: T) -> tuple[T, T]:
+        """Smaller is better: what the objective minimises, then what decides between equals; elementwise of arrays."""
         if self.objective == "speed":
             return time_s, cost
         return (cost, time_s) if self.objective == "cost" else (time_s * cost, cost)

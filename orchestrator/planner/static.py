@@ -10,7 +10,7 @@ import heapq
 import statistics
 from collections.abc import Mapping, Sequence
 
-from orchestrator.planner.base import CallObservation, PastStep, StepObservation, StepPlan, StepRequest
+from orchestrator.planner.base import TAIL, CallObservation, PastStep, StepObservation, StepPlan, StepRequest
 
 
 def check(request: StepRequest, generate: str) -> None:
@@ -71,7 +71,7 @@ class StaticPlanner:
             replicas=replicas,
             shards=[[row * n + index for row in shard for index in range(n)] for shard in shards],
             micro_batch=max(1, min(self.micro_batch, len(request.prompts) * n)),
-            keep=frozenset(request.functions) if self.keep_warm else frozenset(),
+            keep=frozenset(request.functions) - {TAIL} if self.keep_warm else frozenset(),
             predicted_lengths=[load for load in loads for _ in range(n)] if known else (),
         )
 

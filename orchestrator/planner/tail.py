@@ -5,6 +5,10 @@ the step are unfinished they go on together on `migrate_to` replicas (RLHFuse, a
 m = max(ceil(rem / BS_max), ceil(KV_rem / KV_cap)) instances; it finds R_t offline, near 20 % of the batch). The price:
 the moved samples' keys and values are computed again (prefill of prompt and tokens so far) and each destination decodes
 more samples at a time. Both are in the latency model, so the threshold is chosen anew for each step's lengths.
+
+The tail may also go on with a second function whose replicas have more GPUs each (PAT, arXiv 2605.23945, changes the
+parallelism of a running engine online): every decode step is faster, which is what the longest responses wait for. Its
+replicas start for the tail alone, on GPUs that short shards have freed, and all replicas of `generate` go at the cut.
 """
 
 from __future__ import annotations
@@ -15,12 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.planner.base import TAIL
 from orchestrator.planner.latency import GenerateCost, kv_token_steps
 from orchestrator.planner.rollout import finish_times_s
 
 Array = npt.NDArray[np.float64]
 FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 """Shares of the step's samples that are compared as thresholds."""
+WIDE_FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8)
+"""The same of a tail that goes on with the second function."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +69,50 @@ class ShardState:
 
 
 @dataclass(frozen=True)
+class Wide:
+    """The function with more GPUs to a replica."""
+
+    cost: GenerateCost
+    max_batch: int
+    kv_tokens: int | None
+    start_s: float
+    most: int
+    """Replicas."""
+    gpus: int
+    narrow_gpus: int
+    """Of a replica of `generate`."""
+    pool_gpus: int | None
+    """That both share; None: each has its own."""
+
+    def room_at_s(self, replicas: int, gone_s: Array) -> float:
+        """When so many find room beside the replicas of `generate`, which are gone at `gone_s`, ascending."""
+        if self.pool_gpus is None:
+            return 0.0
+        missing = replicas * self.gpus - (self.pool_gpus - len(gone_s) * self.narrow_gpus)
+        return float(gone_s[-(-missing // self.narrow_gpus) - 1]) if missing > 0 else 0.0
+
+
+@dataclass(frozen=True)
 class TailChoice:
-    """Generation with this cut takes `time_s` from the first call and `replica_s` on all replicas together."""
+    """Generation with this cut takes `time_s` from the first call and `replica_s` on all of its replicas together."""
 
     cut_below: int
     migrate_to: int
     time_s: float
     replica_s: float
+    function: str = "generate"
+    """That the tail goes on with. Of another than `generate`:"""
+    open_s: float = 0.0
+    """when its replicas are asked for, in seconds from the first call,"""
+    begin_s: float = 0.0
+    """get their calls,"""
+    ends_s: Sequence[float] = ()
+    """and go."""
+
+    @property
+    def wide_s(self) -> float:
+        """Replica-seconds of the second function."""
+        return sum(self.ends_s) - self.open_s * len(self.ends_s)
 
 
 Value = Callable[[TailChoice], tuple[float, float]]
@@ -100,9 +144,10 @@ class Tail:
     """The end of one generation, and what cutting it at different points leads to."""
 
     def __init__(
-        self, shards: Sequence[ShardState], cost: GenerateCost, *, max_batch: int, kv_tokens: int | None
-    ) -> None:
-        self.shards, self.cost, self.max_batch, self.kv_tokens = shards, cost, max_batch, kv_tokens
+        self, shards: Sequence[ShardState], cost: GenerateCost, *, max_batch: int, kv_tokens: int | None,
+        wide: Wide | None = None,
+    ) -> None:  # fmt: skip
+        self.shards, self.cost, self.max_batch, self.kv_tokens, self.wide = shards, cost, max_batch, kv_tokens, wide
         self.ends = np.array([s.finish_s[-1] for s in shards])
         self.every = np.sort(np.concatenate([s.finish_s for s in shards]))
         self.uncut = TailChoice(0, 1, float(self.ends.max()), float(self.ends.sum()))
@@ -162,6 +207,34 @@ class Tail:
                     best = choice if value(choice) < value(best) else best
         return best
 
+    def widened(self, fractions: Sequence[float] = WIDE_FRACTIONS) -> list[TailChoice]:
+        """Every cut whose tail goes on with the second function, on every number of replicas that there is room for.
+
+        Its replicas are started ahead, so that they are up when the cut comes where there is room before.
+        """
+        found: list[TailChoice] = []
+        if (wide := self.wide) is None:
+            return found
+        for cut_below in sorted({max(1, round(len(self.every) * fraction)) for fraction in fractions}):
+            left = self.leftover(cut_below)
+            if left is None:
+                continue
+            gone_s = np.sort(np.minimum(self.ends, left.at_s))
+            kv = kv_token_steps(left.held, left.more)
+            tokens = float((left.held + left.more).sum())
+            low = remaining_instances(len(left.more), tokens, wide.max_batch, wide.kv_tokens)
+            for replicas in range(low, min(wide.most, len(left.more)) + 1):
+                works = _works_s(left, kv, replicas, wide)
+                open_s = max(wide.room_at_s(replicas, gone_s), left.at_s - wide.start_s, 0.0)
+                begin_s = max(left.at_s, open_s + wide.start_s)
+                ends_s = (begin_s + works).tolist()
+                found.append(
+                    TailChoice(
+                        cut_below, replicas, max(ends_s), left.stopped_s, TAIL, open_s, begin_s, tuple(ends_s)
+                    )
+                )  # fmt: skip
+        return found
+
     def finish(self, choice: TailChoice) -> tuple[Array, npt.NDArray[np.int64]]:
         """When each sample is finished under that choice, ascending, and which it is. [samples] each"""
         times = np.concatenate([s.finish_s for s in self.shards])
@@ -170,11 +243,14 @@ class Tail:
         if left is not None:
             stays = times <= left.at_s
             moved, named = [times[stays]], [numbers[stays]]
+            begin_s, cost, max_batch = left.at_s, self.cost, self.max_batch
+            if choice.function == TAIL and self.wide is not None:
+                begin_s, cost, max_batch = choice.begin_s, self.wide.cost, self.wide.max_batch
             for k in range(choice.migrate_to):
                 held, more = left.held[k :: choice.migrate_to][::-1], left.more[k :: choice.migrate_to][::-1]
                 prefill = float(held.sum())
-                own = finish_times_s(held, more, self.cost, max_batch=self.max_batch, prefill_tokens=prefill)
-                moved.append(left.at_s + own)
+                own = finish_times_s(held, more, cost, max_batch=max_batch, prefill_tokens=prefill)
+                moved.append(begin_s + own)
                 named.append(left.numbers[k :: choice.migrate_to][::-1])
             times, numbers = np.concatenate(moved), np.concatenate(named)
         order = np.argsort(times, kind="stable")
@@ -183,3 +259,16 @@ class Tail:
     def finish_s(self, choice: TailChoice) -> Array:
         """When each sample is finished under that choice, ascending. [samples]"""
         return self.finish(choice)[0]
+
+
+def _works_s(left: Leftover, kv: Array, replicas: int, wide: Wide) -> Array:
+    """Of each of `replicas` replicas that the leftover is dealt to in turn, most to come first. [replicas]"""
+    rows = -(-len(left.more) // replicas)
+    table = np.zeros((3, rows * replicas))
+    table[:, : len(kv)] = left.held, left.more, kv
+    held, more, steps = table.reshape(3, rows, replicas).sum(axis=1)
+    longest = np.maximum(left.more[:replicas], more / wide.max_batch)
+    cost = wide.cost
+    works: Array = cost.call_s + cost.prefill_token_s * held + cost.step_s * longest
+    works += cost.sequence_s * more + cost.kv_token_s * steps
+    return works

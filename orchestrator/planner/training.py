@@ -10,7 +10,7 @@ and b* is the latest begin that does not cost time and the earliest that does no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +22,7 @@ Array = npt.NDArray[np.float64]
 
 PACES = (0.85, 1.0, 1.15)
 """How long generation takes against its prediction, until there is experience."""
+RANKS = 16
 EARLY = (0.0, 0.05, 0.1, 0.2, 0.3)
 """Shares of the generation's time by which a fed call may begin before b*."""
 
@@ -83,81 +84,125 @@ def at_once(
     """All samples at `ready_s`. `ahead`: the replicas start before that, where there is room; `loads`: and load what
     they need, which is taken to be half of the call's own seconds; publishing is the other half.
     """
-    load_s = cost.call_s / 2 if loads else 0.0
+    own_s = cost.own_s(replicas)
+    load_s = own_s / 2 if loads else 0.0
     open_s = max(room_at_s, ready_s - start_s - load_s if ahead else ready_s, 0.0)
     call_s = max(open_s + start_s, ready_s - load_s)
     work_s = max(batch.whole_s(cost) / replicas, cost.token_s * batch.longest)
-    end_s = max(call_s + load_s, ready_s) + work_s + cost.call_s - load_s
+    end_s = max(call_s + load_s, ready_s) + work_s + own_s - load_s
     early = loads and call_s < ready_s
     groups = int(np.count_nonzero(batch.ready_s < open_s)) if early else 0
     return Trainer(replicas, open_s, call_s, end_s, end_s, early, groups)
 
 
+@dataclass(frozen=True)
+class Streamed:
+    """Fed gangs to choose from: a row for each number of ranks, a column for each share of EARLY. [N, E] each"""
+
+    counts: Sequence[int]
+    ready_s: Array
+    """Of the groups, ascending. [G]"""
+    open_s: Array
+    call_s: Array
+    end_s: Array
+    mean_end_s: Array
+
+    @property
+    def mean_replica_s(self) -> Array:
+        paid: Array = np.array(self.counts)[:, None] * (self.mean_end_s - self.open_s)
+        return paid
+
+    def trainer(self, row: int, column: int) -> Trainer:
+        open_s = float(self.open_s[row, column])
+        groups = int(np.searchsorted(self.ready_s, open_s)) if open_s < self.ready_s[-1] else 0
+        call_s, end_s, mean_s = (float(t[row, column]) for t in (self.call_s, self.end_s, self.mean_end_s))
+        return Trainer(self.counts[row], open_s, call_s, end_s, mean_s, True, groups)
+
+
 def fed(
-    batch: Batch, cost: WorkCost, replicas: int, *, start_s: float, room_at_s: float, paces: Sequence[float]
-) -> list[Trainer]:
+    batch: Batch, cost: WorkCost, counts: Sequence[int], *, start_s: float, rooms_s: Sequence[float],
+    paces: Sequence[float],
+) -> Streamed:  # fmt: skip
     """Groups as they are ready, begun at b* or a little before it, several of them to choose from. A begin is tied to
     how many groups are whole by then, so it comes earlier where generation is faster than predicted.
 
-    `paces`: how generation may go, each as likely: 0.9 is every sample at 0.9 of the predicted time. Half of the call's
-    own seconds are taken to be loading, half to be publishing.
+    `counts`: of ranks; `rooms_s`: when there is room for each. `paces`: how generation may go, each as likely: 0.9 is
+    every sample at 0.9 of the predicted time. Half of the call's own seconds are taken to be loading, half to be
+    publishing.
     """
     order = np.argsort(batch.ready_s, kind="stable")
-    ready_s, work_s = batch.ready_s[order], batch.seconds(cost)[order] / replicas
-    left_s, own_s = np.cumsum(work_s[::-1])[::-1], cost.call_s / 2
-    alone_s = cost.token_s * batch.longest
+    ranks, ready_s = np.array(counts, dtype=np.float64)[:, None], batch.ready_s[order]
+    left_s = np.cumsum(batch.seconds(cost)[order][::-1])[::-1] / ranks
+    own_s = cost.call_s / 2 + cost.shared_s / (2 * ranks)
+    alone_s, last_s, whole_s = cost.token_s * batch.longest, float(ready_s[-1]), left_s[:, :1]
 
-    def arrived_s(pace: float) -> float:
-        """When the last group is done with, if nothing else is to wait for."""
-        return max(float((pace * ready_s + left_s).max()), pace * float(ready_s[-1]) + alone_s)
+    def arrived_s(pace: float) -> Array:
+        """When the last group is done with, if nothing else is to wait for. [N, 1]"""
+        late: Array = np.maximum((pace * ready_s + left_s).max(axis=1, keepdims=True), pace * last_s + alone_s)
+        return late
 
-    limits_s = [arrived_s(pace) for pace in (1.0, *paces)]
-    latest_s, earliest_s = limits_s[0] - float(left_s[0]), room_at_s + start_s + own_s
-    found = []
-    for early in EARLY:
-        begin_s = max(latest_s - early * float(ready_s[-1]), earliest_s, 0.0)
-        pairs = zip((1.0, *paces), limits_s, strict=True)
-        ends = [max(pace * begin_s + float(left_s[0]), limit) + own_s for pace, limit in pairs]
-        call_s = max(0.0, begin_s - own_s)
-        mean_s, open_s = sum(ends[1:]) / len(paces), max(0.0, call_s - start_s)
-        groups = int(np.searchsorted(ready_s, open_s)) if open_s < ready_s[-1] else 0
-        found.append(Trainer(replicas, open_s, call_s, ends[0], mean_s, True, groups))
-    return found
+    expected_s = arrived_s(1.0)
+    earliest_s = np.array(rooms_s)[:, None] + start_s + own_s
+    begin_s = np.maximum(np.maximum(expected_s - whole_s - last_s * np.array(EARLY), earliest_s), 0.0)
+    end_s = np.maximum(begin_s + whole_s, expected_s) + own_s
+    ends = [np.maximum(pace * begin_s + whole_s, arrived_s(pace)) + own_s for pace in paces]
+    call_s = np.maximum(0.0, begin_s - own_s)
+    open_s = np.maximum(0.0, call_s - start_s)
+    return Streamed(counts, ready_s, open_s, call_s, end_s, np.mean(ends, axis=0))
 
 
 def rank_counts(least: int, most: int) -> list[int]:
-    """Numbers of ranks worth comparing: eight at most, evenly spaced on a logarithmic scale."""
-    return sorted({round(n) for n in np.geomspace(least, most, 8)}) if least < most else [most]
+    """Numbers of ranks worth comparing: all up to 16, of more sixteen, evenly spaced on a logarithmic scale."""
+    if most <= RANKS:
+        return list(range(least, most + 1))
+    return sorted({round(n) for n in np.geomspace(least, most, RANKS)}) if least < most else [most]
 
 
 class Room:
     """GPUs of a pool over time, as functions are placed one after the other; `gpus` None: each has its own."""
 
     def __init__(self, gpus: int | None) -> None:
-        self._free = gpus
-        self._freed: list[tuple[float, int]] = []
+        self._gpus = gpus
+        self._profiles: list[dict[float, int]] = [{}]
+        """Changes of the number of free GPUs by time: as planned; and with what is promised held from the start."""
 
-    def take(self, gpus: int, until_s: float) -> None:
-        """From the step's start to `until_s`."""
-        if self._free is not None:
-            self._free -= gpus
-            self._freed.append((until_s, gpus))
-            self._freed.sort()
+    def take(self, gpus: int, until_s: float, from_s: float = 0.0) -> None:
+        """From `from_s` to `until_s`."""
+        for changes in self._profiles:
+            changes[from_s] = changes.get(from_s, 0) - gpus
+            changes[until_s] = changes.get(until_s, 0) + gpus
+
+    def promise(self, gpus: int, until_s: Sequence[float], from_s: float) -> None:
+        """To replicas of `gpus` each from `from_s` to each of `until_s`, whenever they come before that: whoever is
+        placed after this, and waits for what they make, leaves them room even if all goes otherwise than planned. What
+        was placed before this does not wait for them.
+        """
+        held = {0.0: -gpus * len(until_s), max(until_s): gpus * len(until_s)}
+        for at_s in until_s:
+            self.take(gpus, at_s, from_s)
+        self._profiles.append(held)
 
     def less(self, gpus: int, until_s: float) -> Room:
         """The same with so many taken."""
-        other = Room(self._free)
-        other._freed = list(self._freed)
+        other = Room(self._gpus)
+        other._profiles = [dict(changes) for changes in self._profiles]
         other.take(gpus, until_s)
         return other
 
     def at_s(self, gpus: int) -> float:
-        """When so many are free at the earliest."""
-        if self._free is None:
-            return 0.0
-        free, at_s = self._free, 0.0
-        for at_s, more in [(0.0, 0), *self._freed]:
-            free += more
-            if free >= gpus:
-                return at_s
-        return at_s
+        """From when on so many are free for good."""
+        return 0.0 if self._gpus is None else max(_free_at_s(self._gpus, gpus, changes) for changes in self._profiles)
+
+    def fits(self, gpus: int) -> bool:
+        """Whether so many are free at any time beside what is promised."""
+        return self._gpus is None or all(_free_at_s(self._gpus, gpus, changes) == 0.0 for changes in self._profiles[1:])
+
+
+def _free_at_s(free: int, gpus: int, changes: Mapping[float, int]) -> float:
+    """`free`: after all changes."""
+    at_s = max(changes, default=0.0)
+    for time_s in sorted(changes, reverse=True):  # free: from `time_s` to `at_s`
+        if free < gpus:
+            return at_s
+        free, at_s = free - changes[time_s], time_s
+    return 0.0

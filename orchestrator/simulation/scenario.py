@@ -5,13 +5,13 @@ What is assumed rather than measured stands here, one field each, so that a read
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from functions.wire import Json
 from orchestrator.data import Row, Tokenized
-from orchestrator.planner.base import FunctionLimits
+from orchestrator.planner.base import TAIL, FunctionLimits
 from orchestrator.planner.devices import Device, ModelShape, kv_capacity_tokens
 from orchestrator.planner.latency import WorkCost, forward_prior, generate_prior, train_prior
 from orchestrator.planner.learned import Priors
@@ -43,6 +43,8 @@ class Scenario:
     steps: int = 20
     generate_gpus: int = 1
     """Tensor parallelism of one replica of generate."""
+    tail_gpus: int | None = None
+    """The same of one replica of the function that a tail may go on with; None: there is none."""
     forward_gpus: int = 1
     """GPUs of one replica of reference and critic."""
     rank_gpus: int = 1
@@ -107,6 +109,8 @@ class Scenario:
         price = self.device.usd_per_hour or 1.0
         forward = self.gpus // self.forward_gpus
         names = [("generate", "generate", self.gpus // self.generate_gpus, self.generate_gpus)]
+        if policy.wide and self.tail_gpus is not None:
+            names.append((TAIL, "generate", self.gpus // self.tail_gpus, self.tail_gpus))
         names += [("reward", "reward", self.reward_replicas, 0), ("reference", "reference", forward, self.forward_gpus)]
         if self.critics:
             names.append(("critic", "reference", forward, self.forward_gpus))
@@ -147,12 +151,11 @@ class Scenario:
         return found
 
     def limits(self, policy: Policy) -> dict[str, FunctionLimits]:
-        kv = kv_capacity_tokens(self.device, self.model, self.generate_gpus)
         return {
             s.name: FunctionLimits(
                 s.max_replicas, s.usd_per_hour, s.gpus, self.slots,
                 min(s.max_replicas, self.least_ranks) if s.kind == "train" else None,
-                kv if s.kind == "generate" else None,
+                kv_capacity_tokens(self.device, self.model, s.gpus) if s.kind == "generate" else None,
             )
             for s in self.specs(policy)
         }  # fmt: skip
@@ -160,18 +163,19 @@ class Scenario:
     def priors(self, policy: Policy) -> Priors:
         """What a planner is told beforehand: the roofline, and the cold starts as configured.
 
-        What a gang takes to read and write its state depends on its size: told for half of the most ranks.
+        Every call of a wide tail is its replica's first, and loads.
         """
         models = self.models(policy)
         work: dict[str, WorkCost] = {}
         for spec in self.specs(policy):
             model = models[spec.name]
             if isinstance(model, Work):
-                state_s = 2 * model.state_s / max(1, spec.max_replicas // 2)
-                work[spec.name] = WorkCost(model.cost.call_s + state_s, model.cost.sample_s, model.cost.token_s)
+                work[spec.name] = replace(model.cost, shared_s=2 * model.state_s)
         generate = models["generate"]
         assert isinstance(generate, Generate), "generate generates"
-        return Priors(generate.cost, work, {name: m.start_s for name, m in models.items()})
+        tail = models.get(TAIL)
+        wide = replace(tail.cost, call_s=tail.cost.call_s + tail.load_s) if isinstance(tail, Generate) else None
+        return Priors(generate.cost, work, {name: m.start_s for name, m in models.items()}, wide)
 
     def _ranks(self, policy: Policy) -> int:
         """All GPUs where functions take turns on them or ranks are chosen each step; else as configured."""

@@ -46,7 +46,7 @@ def rlhfless_testbed(model: str, recipe: str, data: str, *, process_s: float = 2
         f"{model.removeprefix('Qwen2.5-')} {recipe} {data}", device("L40S"), shape(model), 16, recipe,
         Lognormal.of(mean, sigma), prompts_per_step=128 if grpo else 512, samples_per_prompt=4 if grpo else 1,
         max_response_length=2048, train_gpus=14 if grpo else 7, reward_sample_s=score_s, reward_replicas=scorers,
-        process_s=process_s, steps=8,
+        process_s=process_s, steps=8, tail_gpus=4,
     )  # fmt: skip
 
 
@@ -54,8 +54,8 @@ def rlhfless_cluster() -> Scenario:
     """RLHFless's large one: 70B on 160 H100."""
     return Scenario(
         "70B grpo 160 H100", device("H100"), shape("Llama-2-70B"), 160, "grpo", Lognormal.of(400, 0.86),
-        prompts_per_step=128, samples_per_prompt=4, max_response_length=4096, generate_gpus=4, forward_gpus=4,
-        train_gpus=128, rank_gpus=8, link_gb_s=50.0, steps=100,
+        prompts_per_step=128, samples_per_prompt=4, max_response_length=4096, generate_gpus=4, tail_gpus=8,
+        forward_gpus=4, train_gpus=128, rank_gpus=8, link_gb_s=50.0, steps=100,
     )  # fmt: skip
 
 
@@ -101,6 +101,7 @@ class _File(Section):
     epoch_steps: int = Field(5, ge=1)
     steps: int = Field(20, ge=1)
     generate_gpus: int = Field(1, ge=1)
+    tail_gpus: int | None = Field(None, ge=1)
     forward_gpus: int = Field(1, ge=1)
     rank_gpus: int = Field(1, ge=1)
     train_gpus: int | None = Field(None, ge=1)
@@ -115,7 +116,9 @@ class _File(Section):
         room = kv_capacity_tokens(device(self.device), shape(self.model), self.generate_gpus)
         if (longest := self.head_tokens + self.prompt_tokens + self.max_response_length) > room:
             raise ValueError(f"a sample may have {longest} tokens, the GPUs of one replica have room for {room}")
-        for name in ("generate_gpus", "forward_gpus", "rank_gpus", "train_gpus"):
+        if self.tail_gpus is not None and self.tail_gpus < self.generate_gpus:
+            raise ValueError(f"tail_gpus is {self.tail_gpus}, fewer than the {self.generate_gpus} of generate_gpus")
+        for name in ("generate_gpus", "tail_gpus", "forward_gpus", "rank_gpus", "train_gpus"):
             if (getattr(self, name) or 0) > self.gpus:
                 raise ValueError(f"{name} is {getattr(self, name)}, more than the {self.gpus} of gpus")
         if self.recipe == "ppo" and (self.gpus < 2 or 2 * (self.train_gpus or 1) > self.gpus):

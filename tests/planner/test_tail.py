@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.planner.fusion import follow, replica_counts
+from orchestrator.planner.fusion import Stream, replica_counts
 from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.planner.tail import ShardState, Tail, remaining_instances
 
@@ -77,15 +77,28 @@ def test_best_cut_never_loses_against_none() -> None:
 def test_follow_by_hand() -> None:
     cost = WorkCost(1.0, 0.5, 0.0)
     finish = np.array([1.0, 2.0, 3.0, 10.0])
-    whole = follow(finish, 0.0, cost, micro_batch=4, replicas=2, start_s=4.0, prewarmed=False)
+    whole = Stream(finish, 0.0, cost, 4, 4.0, prewarmed=False).follow(2)
     assert (whole.replicas, whole.begin_s, whole.end_s, whole.replica_s) == (1, 14.0, 17.0, 7.0)
-    ahead = follow(finish, 0.0, cost, micro_batch=4, replicas=2, start_s=4.0, prewarmed=True)
+    ahead = Stream(finish, 0.0, cost, 4, 4.0, prewarmed=True).follow(2)
     assert (ahead.begin_s, ahead.end_s, ahead.replica_s) == (10.0, 13.0, 7.0)
-    halves = follow(finish, 0.0, cost, micro_batch=2, replicas=1, start_s=0.0, prewarmed=True)
+    halves = Stream(finish, 0.0, cost, 2, 0.0, prewarmed=True).follow(1)
     # 2 samples ready at 2 (2 s of work), 2 at 10: done at 12; the replica is paid for from 2 on.
     assert (halves.begin_s, halves.end_s, halves.replica_s) == (2.0, 12.0, 10.0)
-    late = follow(finish, 0.0, cost, micro_batch=2, replicas=1, start_s=1.0, prewarmed=True, room_at_s=9.0)
+    late = Stream(finish, 0.0, cost, 2, 1.0, prewarmed=True).follow(1, room_at_s=9.0)
     assert (late.begin_s, late.end_s) == (10.0, 14.0)
+
+
+@given(
+    st.lists(st.floats(0, 50), min_size=1, max_size=40), st.integers(1, 8), st.integers(1, 6), st.floats(0, 60),
+    st.booleans(),
+)  # fmt: skip
+def test_no_stage_is_better_than_its_bound(
+    finish: list[float], micro_batch: int, replicas: int, room_at_s: float, prewarmed: bool
+) -> None:
+    stage = Stream(np.sort(finish), 10.0, WorkCost(0.3, 0.2, 0.01), micro_batch, 2.0, prewarmed)
+    found, (end_s, replica_s) = stage.follow(replicas, room_at_s), stage.least(replicas, room_at_s)
+    assert found.end_s >= end_s - 1e-9
+    assert found.replica_s >= replica_s - 1e-9
 
 
 def test_replica_counts_are_close_to_each_other_where_few_and_end_with_the_limit() -> None:
