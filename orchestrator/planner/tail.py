@@ -93,6 +93,42 @@ class Wide:
 
 
 @dataclass(frozen=True)
+class _Flat:
+    """The samples of all shards, shard after shard: `ShardState.left_at` of all at once. [S] but for the offsets"""
+
+    begins: npt.NDArray[np.int64]
+    """Of each shard."""
+    sizes: npt.NDArray[np.int64]
+    prompt_tokens: Array
+    lengths: Array
+    finish_s: Array
+    numbers: npt.NDArray[np.int64]
+    before_s: Array
+    """The finish of the sample before it in its shard, or the shard's begin."""
+    before: Array
+    """That sample's length, or 0."""
+
+    @classmethod
+    def of(cls, shards: Sequence[ShardState]) -> _Flat:
+        columns = [(s.prompt_tokens, s.lengths, s.finish_s, s.numbers) for s in shards]
+        prompt_tokens, lengths, finish_s, numbers = (np.concatenate(column) for column in zip(*columns, strict=True))
+        sizes = np.array([len(s.lengths) for s in shards])
+        begins = np.cumsum(sizes) - sizes
+        before_s, before = np.roll(finish_s, 1), np.roll(lengths, 1)
+        before_s[begins], before[begins] = [s.begin_s for s in shards], 0.0
+        return cls(begins, sizes, prompt_tokens, lengths, finish_s, numbers, before_s, before)
+
+    def left_at(self, time_s: float) -> tuple[Array, Array, npt.NDArray[np.int64]]:
+        left = self.finish_s > time_s
+        counts = np.add.reduceat(left, self.begins, dtype=np.int64)
+        first = (self.begins + self.sizes - counts)[counts > 0]
+        share = (time_s - self.before_s[first]) / np.maximum(self.finish_s[first] - self.before_s[first], 1e-12)
+        done = self.before[first] + np.maximum(0.0, share) * (self.lengths[first] - self.before[first])
+        made = np.repeat(done, counts[counts > 0])
+        return self.prompt_tokens[left] + made, self.lengths[left] - made, self.numbers[left]
+
+
+@dataclass(frozen=True)
 class TailChoice:
     """Generation with this cut takes `time_s` from the first call and `replica_s` on all of its replicas together."""
 
@@ -151,6 +187,7 @@ class Tail:
         self.ends = np.array([s.finish_s[-1] for s in shards])
         self.every = np.sort(np.concatenate([s.finish_s for s in shards]))
         self.uncut = TailChoice(0, 1, float(self.ends.max()), float(self.ends.sum()))
+        self._flat = _Flat.of(shards)
         self._left: dict[int, Leftover | None] = {}
 
     def leftover(self, cut_below: int) -> Leftover | None:
@@ -163,13 +200,13 @@ class Tail:
         if not 0 < cut_below < len(self.every):
             return None
         at_s = float(self.every[-cut_below - 1])
-        parts = [s.left_at(at_s) for s, end in zip(self.shards, self.ends, strict=True) if end > at_s]
-        if not parts:
+        open_shards = int(np.count_nonzero(self.ends > at_s))
+        if not open_shards:
             return None
-        held, more, numbers = (np.concatenate(column) for column in zip(*parts, strict=True))
+        held, more, numbers = self._flat.left_at(at_s)
         order = np.argsort(-more, kind="stable")
         stopped_s = float(np.minimum(self.ends, at_s).sum())
-        return Leftover(at_s, len(parts), held[order], more[order], numbers[order].astype(np.int64), stopped_s)
+        return Leftover(at_s, open_shards, held[order], more[order], numbers[order].astype(np.int64), stopped_s)
 
     def needed(self, left: Leftover, batch: int | None = None) -> int:
         """`batch`: samples to a replica; None: as many as it has slots."""
@@ -220,11 +257,12 @@ class Tail:
             if left is None:
                 continue
             gone_s = np.sort(np.minimum(self.ends, left.at_s))
-            kv = kv_token_steps(left.held, left.more)
+            table = np.zeros((3, len(left.more) + wide.most))
+            table[:, : len(left.more)] = left.held, left.more, kv_token_steps(left.held, left.more)
             tokens = float((left.held + left.more).sum())
             low = remaining_instances(len(left.more), tokens, wide.max_batch, wide.kv_tokens)
             for replicas in range(low, min(wide.most, len(left.more)) + 1):
-                works = _works_s(left, kv, replicas, wide)
+                works = _works_s(left, table, replicas, wide)
                 open_s = max(wide.room_at_s(replicas, gone_s), left.at_s - wide.start_s, 0.0)
                 begin_s = max(left.at_s, open_s + wide.start_s)
                 ends_s = (begin_s + works).tolist()
@@ -261,12 +299,13 @@ class Tail:
         return self.finish(choice)[0]
 
 
-def _works_s(left: Leftover, kv: Array, replicas: int, wide: Wide) -> Array:
-    """Of each of `replicas` replicas that the leftover is dealt to in turn, most to come first. [replicas]"""
+def _works_s(left: Leftover, table: Array, replicas: int, wide: Wide) -> Array:
+    """Of each of `replicas` replicas that the leftover is dealt to in turn, most to come first. [replicas]
+
+    `table`: tokens held, tokens to come, and what its steps read of each sample; zeros follow.
+    """
     rows = -(-len(left.more) // replicas)
-    table = np.zeros((3, rows * replicas))
-    table[:, : len(kv)] = left.held, left.more, kv
-    held, more, steps = table.reshape(3, rows, replicas).sum(axis=1)
+    held, more, steps = table[:, : rows * replicas].reshape(3, rows, replicas).sum(axis=1)
     longest = np.maximum(left.more[:replicas], more / wide.max_batch)
     cost = wide.cost
     works: Array = cost.call_s + cost.prefill_token_s * held + cost.step_s * longest

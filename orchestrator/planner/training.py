@@ -10,6 +10,7 @@ and b* is the latest begin that does not cost time and the earliest that does no
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -165,9 +166,12 @@ class Room:
         self._gpus = gpus
         self._profiles: list[dict[float, int]] = [{}]
         """Changes of the number of free GPUs by time: as planned; and with what is promised held from the start."""
+        self._free: list[_Free] = []
+        """Of each profile, until something is taken."""
 
     def take(self, gpus: int, until_s: float, from_s: float = 0.0) -> None:
         """From `from_s` to `until_s`."""
+        self._free = []
         for changes in self._profiles:
             changes[from_s] = changes.get(from_s, 0) - gpus
             changes[until_s] = changes.get(until_s, 0) + gpus
@@ -181,6 +185,7 @@ class Room:
         for at_s in until_s:
             self.take(gpus, at_s, from_s)
         self._profiles.append(held)
+        self._free = []
 
     def less(self, gpus: int, until_s: float) -> Room:
         """The same with so many taken."""
@@ -191,18 +196,32 @@ class Room:
 
     def at_s(self, gpus: int) -> float:
         """From when on so many are free for good."""
-        return 0.0 if self._gpus is None else max(_free_at_s(self._gpus, gpus, changes) for changes in self._profiles)
+        return 0.0 if self._gpus is None else max(free.at_s(gpus) for free in self._frees(self._gpus))
 
     def fits(self, gpus: int) -> bool:
         """Whether so many are free at any time beside what is promised."""
-        return self._gpus is None or all(_free_at_s(self._gpus, gpus, changes) == 0.0 for changes in self._profiles[1:])
+        return self._gpus is None or all(free.at_s(gpus) == 0.0 for free in self._frees(self._gpus)[1:])
+
+    def _frees(self, gpus: int) -> list[_Free]:
+        self._free = self._free or [_Free(gpus, changes) for changes in self._profiles]
+        return self._free
 
 
-def _free_at_s(free: int, gpus: int, changes: Mapping[float, int]) -> float:
-    """`free`: after all changes."""
-    at_s = max(changes, default=0.0)
-    for time_s in sorted(changes, reverse=True):  # free: from `time_s` to `at_s`
-        if free < gpus:
-            return at_s
-        free, at_s = free - changes[time_s], time_s
-    return 0.0
+class _Free:
+    """From when on how many GPUs are free for good, by changes of their number. `free`: after all of them."""
+
+    def __init__(self, free: int, changes: Mapping[float, int]) -> None:
+        self._least: list[int] = []
+        """Free from some change on at the least, times -1, from the last change back; ascending."""
+        self._from_s: list[float] = []
+        """When each of these is not yet so."""
+        at_s, least = max(changes, default=0.0), free
+        for time_s in sorted(changes, reverse=True):  # free: from `time_s` to `at_s`
+            least = min(least, free)
+            self._least.append(-least)
+            self._from_s.append(at_s)
+            free, at_s = free - changes[time_s], time_s
+
+    def at_s(self, gpus: int) -> float:
+        place = bisect_right(self._least, -gpus)
+        return self._from_s[place] if place < len(self._least) else 0.0
