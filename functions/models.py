@@ -123,6 +123,14 @@ def checkpoint_tensors(model: PreTrainedModel, tensors: Mapping[str, Tensor] | N
     return result
 
 
+def checkpoint_names(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, str | None]:
+    """The names of `checkpoint_tensors`, in its order, each with the model's own name of the same tensor; None: of a
+    tensor that it makes of others."""
+    shapes = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
+    own = {id(tensor): name for name, tensor in shapes.items()}
+    return {name: own.get(id(tensor)) for name, tensor in checkpoint_tensors(model, shapes).items()}
+
+
 def save_model(model: PreTrainedModel, directory: Path) -> None:
     """Writes a Hugging Face directory (config.json and safetensors; a tokenizer is files of its own)."""
     with _quiet():

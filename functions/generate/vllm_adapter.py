@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from functions.exchange.base import Exchange
-from functions.weights.blobs import read_blobs
 from functions.weights.files import decode_header, encode_header, weight_files
 from functions.weights.manifest import Manifest
+from functions.weights.ranges import read_blobs
 
 _PREFIX = "base_model.model."
 Layout = dict[str, tuple[str, tuple[int, ...]]]

@@ -97,7 +97,8 @@ class Ranks:
         padded[: data.numel()] = data
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(parts, padded)
-        return [json.loads(bytes(part[:n].tolist())) for part, n in zip(parts, sizes.tolist(), strict=True)]
+        told = zip(parts, sizes.tolist(), strict=True)
+        return [json.loads(part[:n].cpu().numpy().tobytes()) for part, n in told]
 
 
 ALONE = Ranks()

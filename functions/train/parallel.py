@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from functions.forward import Head, pack_logprobs, pack_values
@@ -66,10 +66,13 @@ def shard(forward: Forward, mesh: DeviceMesh) -> None:
 
 
 def placed(tensor: Tensor, like: Tensor) -> Tensor:
-    """A copy of `tensor` [whole] where and as `like` is: the own part of it where `like` is sharded."""
+    """A copy of `tensor` where and as `like` is: of a sharded one `tensor` is the rank's own rows (parts.py)."""
+    local = tensor.to(like.device, copy=True)
     if not isinstance(like, DTensor):
-        return tensor.to(like.device, copy=True)
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+        return local
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
 
 
 def whole(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:

@@ -14,12 +14,13 @@ from transformers import PreTrainedModel
 from functions.forward import output_head
 from functions.function import Context, FatalError
 from functions.lora import adapter_tensors, add_adapters, load_adapters
-from functions.models import checkpoint_tensors, load_causal_lm, load_critic, own_tensors
+from functions.models import checkpoint_names, checkpoint_tensors, load_causal_lm, load_critic, own_tensors
 from functions.train.gang import ALONE, Ranks, await_value
 from functions.train.optimizer import MASTER, Optimizer
 from functions.train.parallel import Forward, placed, shard, whole
 from functions.train.params import LoraParams, TrainParams
-from functions.weights.blobs import Blob
+from functions.train.parts import fetch_own, own_blocks
+from functions.weights.blobs import Blob, Written, commit, write_blobs
 from functions.weights.delta import difference
 from functions.weights.manifest import Adapter, Manifest, label, manifest_key, read_manifest
 from functions.weights.materialize import materialize
@@ -91,7 +92,10 @@ def load(
     forward = Forward(model, head)
     if ranks.mesh is not None:
         shard(forward, ranks.mesh)
-    state = fetch_state(context.exchange, version)
+    if ranks.mesh is None:
+        state = fetch_state(context.exchange, version)
+    else:
+        state = fetch_own(context.exchange, manifest, manifest.state, ranks)
     named = trainable(model)
     with torch.no_grad():
         for name, parameter in named.items():
@@ -129,18 +133,13 @@ def publish_state(
 ) -> tuple[Manifest, TrainState | None]:
     """Weights, optimizer state and `result` (what a repeated call answers) as `version`, under one manifest.
 
-    Also the state that has become that version; None where another attempt's counts, which may have other bits.
-    Of a gang, rank 0 publishes the whole tensors, and the others wait for them.
+    Also the state that has become that version; None where another attempt's counts, which may have other bits, and
+    of a gang: each rank writes its own part there, and rank 0 the manifest of all of them.
     """
-    lora, moments, first = state.structure.lora, state.optimizer.state(), state.ranks.rank == 0
-    if state.structure.dtype == "bfloat16" and lora is None:
-        moments |= {MASTER + name: parameter.detach() for name, parameter in state.optimizer.named.items()}
-    moments = whole(moments, keep=first)
-    tensors = whole(own_tensors(state.model) if lora is None else adapter_tensors(state.model), keep=first)
-    if not first:
-        await_value(manifest_key(version), context)
-        return read_manifest(context.exchange, version), None
-    stored = blobs(tensors if lora is not None else _stored(state.model, tensors, state.structure))
+    if state.ranks.mesh is not None:
+        return _publish_parts(state, version, carry, result, context), None
+    model, structure = state.model, state.structure
+    stored = blobs(adapter_tensors(model) if structure.lora else _stored(model, own_tensors(model), structure))
     change = None
     if state.published:
         with context.phase("compare"):
@@ -152,11 +151,11 @@ def publish_state(
         context.exchange,
         version,
         tensors=stored,
-        state=moments,
+        state=_moments(state),
         trainer={"optimizer_steps": state.optimizer.steps, "carry": carry, "result": result},
         model_files=None,
         parent=state.version,
-        adapter=None if lora is None else Adapter(state.base, lora.rank, lora.alpha, lora.targets),
+        adapter=_adapter(state),
         delta=() if change is None else change.parts,
     )
     if manifest.trainer["result"] != result:
@@ -165,9 +164,59 @@ def publish_state(
     return manifest, replace(state, version=version, carry=carry, published=published)
 
 
+def _publish_parts(
+    state: TrainState, version: Version, carry: dict[str, float], result: Json, context: Context
+) -> Manifest:
+    exchange, ranks, model = context.exchange, state.ranks, state.model
+    weights = adapter_tensors(model) if state.structure.lora else _stored_parts(model, state.structure, ranks)
+    own, moments = own_blocks(weights, ranks), own_blocks(_moments(state), ranks)
+    written = write_blobs(exchange, version, tensors=own, state=moments)
+    everyone = [Written.from_json(value) for value in ranks.gather(written.to_json())]
+    if ranks.rank:
+        await_value(manifest_key(version), context)
+        return read_manifest(exchange, version)
+    return commit(
+        exchange,
+        version,
+        everyone,
+        trainer={"optimizer_steps": state.optimizer.steps, "carry": carry, "result": result},
+        files=read_manifest(exchange, state.version).files,
+        parent=state.version,
+        adapter=_adapter(state),
+    )
+
+
+def _moments(state: TrainState) -> dict[str, Tensor]:
+    """The optimizer's state, with float32 masters where the weights are published in bfloat16."""
+    masters: dict[str, Tensor] = {}
+    if state.structure.dtype == "bfloat16" and state.structure.lora is None:
+        masters = {MASTER + name: parameter.detach() for name, parameter in state.optimizer.named.items()}
+    return state.optimizer.state() | masters
+
+
+def _adapter(state: TrainState) -> Adapter | None:
+    lora = state.structure.lora
+    return None if lora is None else Adapter(state.base, lora.rank, lora.alpha, lora.targets)
+
+
+def _stored_parts(model: PreTrainedModel, structure: Structure, ranks: Ranks) -> dict[str, Tensor]:
+    """The weights of a sharded model as a version has them: what the checkpoint stores as the model has it is sharded,
+    what it stores in another form (experts apart, for one) is whole, on rank 0 alone.
+    """
+    own = own_tensors(model)
+    names = checkpoint_names(model, own)
+    others = whole({name: t for name, t in own.items() if name not in names.values()}, keep=ranks.rank == 0)
+    converted = checkpoint_tensors(model, others) if others else {}
+    parts = {name: own[source] if source is not None else converted.get(name) for name, source in names.items()}
+    return _rounded({name: tensor for name, tensor in parts.items() if tensor is not None}, structure)
+
+
 def _stored(model: PreTrainedModel, tensors: Mapping[str, Tensor], structure: Structure) -> dict[str, Tensor]:
     """Whole weights, under the model's own names, as a version has them: the checkpoint's names and the dtype."""
-    tensors = checkpoint_tensors(model, tensors)
-    if structure.dtype == "bfloat16":
-        return {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in tensors.items()}
-    return tensors
+    return _rounded(checkpoint_tensors(model, tensors), structure)
+
+
+def _rounded(tensors: dict[str, Tensor], structure: Structure) -> dict[str, Tensor]:
+    if structure.dtype != "bfloat16":
+        return tensors
+    return {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in tensors.items()}

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from functions.exchange.base import Corrupt, Exchange
-from functions.weights.blobs import read_blobs
 from functions.weights.manifest import Adapter, Manifest, TensorEntry, label, read_manifest
+from functions.weights.ranges import read_blobs
 
 Bytes = bytes | memoryview
 PREFIX = "base_model.model."

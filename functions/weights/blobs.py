@@ -1,36 +1,83 @@
-"""Bytes of tensors to shards in the exchange and back, every tensor checked against its hash. No torch here."""
+"""Bytes of tensors to shards in the exchange, and the manifest that makes them a version. No torch here.
+
+    write_blobs   by each writer: its part of the tensors, in shards of its own, and where everything lies
+    commit        by one of them: what all have written under one manifest, put last and only if there is none
+Parts begin and end with blocks (manifest.py) or with their tensor. ranges.py reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from functions.exchange.base import Corrupt, Exchange, NotFound, checksum
+from functions.exchange.base import Exchange, checksum
 from functions.weights.manifest import (
+    BLOCK_BYTES,
     ITEM_BYTES,
     Adapter,
     Manifest,
     Piece,
     TensorEntry,
-    label,
+    block_hashes,
     manifest_key,
     read_manifest,
+    split_hashes,
 )
 from functions.wire import Json, Ref, Version
 
 SHARD_BYTES = 256 * 2**20
 """Most bytes of one value: what every store takes in one put (Redis breaks at 512 MB)."""
-_TRANSFERS = 4
+TRANSFERS = 4
+"""Values on their way at a time."""
 
 
 @dataclass(frozen=True)
 class Blob:
-    """A tensor's bytes (C order, little endian)."""
+    """A tensor's bytes (C order, little endian), or a part of them."""
 
     dtype: str
     shape: tuple[int, ...]
+    """Of the whole tensor."""
     data: memoryview
+    start: int = 0
+    """Byte of the tensor with which the part begins: the first of a block."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one writer has of a tensor: `entry` with its pieces and blocks alone, from byte `start` on."""
+
+    entry: TensorEntry
+    start: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """What one writer has put: parts of the weights and of the optimizer's state, and all keys."""
+
+    tensors: tuple[Part, ...]
+    state: tuple[Part, ...]
+    keys: tuple[str, ...]
+
+    def to_json(self) -> Json:
+        kinds = {"tensors": self.tensors, "state": self.state}
+        parts = {kind: [[*part.entry.to_json(), part.start] for part in found] for kind, found in kinds.items()}
+        return parts | {"keys": list(self.keys)}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Written:
+        def parts(rows: Sequence[Sequence[object]]) -> tuple[Part, ...]:
+            return tuple(_part(*row) for row in rows)  # type: ignore[arg-type]  # as to_json has it
+
+        return cls(parts(value["tensors"]), parts(value["state"]), tuple(value["keys"]))
+
+
+def _part(
+    name: str, dtype: str, shape: list[int], pieces: list[tuple[str, int, int]], digests: str, start: int
+) -> Part:
+    where = tuple(Piece(*piece) for piece in pieces)
+    return Part(TensorEntry(name, dtype, tuple(shape), where, split_hashes(digests)), start)
 
 
 def publish_blobs(
@@ -46,26 +93,55 @@ def publish_blobs(
     delta: Sequence[bytes] = (),
     shard_bytes: int = SHARD_BYTES,
 ) -> Manifest:
-    """Writes the data, then the manifest with a conditional put. Returns the manifest that counts.
+    """`write_blobs` and `commit` by one writer that has all of every tensor."""
+    written = write_blobs(exchange, version, tensors=tensors, state=state, shard_bytes=shard_bytes)
+    return commit(
+        exchange, version, [written], trainer=trainer, files=files, parent=parent, adapter=adapter, delta=delta
+    )  # fmt: skip
 
-    `delta`: the parts of what changed since `parent`, beside the whole tensors.
 
-    Of several publishers of one version exactly one wins; the others get the winner's manifest, and what they wrote
-    is deleted. Shards are named by their content, so no publisher can overwrite another's bytes.
+def write_blobs(
+    exchange: Exchange, version: Version, *, tensors: Mapping[str, Blob], state: Mapping[str, Blob],
+    shard_bytes: int = SHARD_BYTES,
+) -> Written:  # fmt: skip
+    """Puts the bytes that this writer has. Nobody sees them before a manifest names them.
+
+    Shards are named by their content, so no writer can overwrite another's bytes.
+    """
+    shards = _Shards(version.prefix, shard_bytes)
+    placed = [shards.add(blobs) for blobs in (tensors, state)]
+    shards.close()
+    with ThreadPoolExecutor(TRANSFERS) as pool:
+        list(pool.map(lambda item: exchange.durable.put(*item), shards.values.items()))
+    return Written(shards.located(placed[0]), shards.located(placed[1]), tuple(shards.values))
+
+
+def commit(
+    exchange: Exchange,
+    version: Version,
+    written: Sequence[Written],
+    *,
+    trainer: Json,
+    files: Mapping[str, Ref],
+    parent: Version | None,
+    adapter: Adapter | None = None,
+    delta: Sequence[bytes] = (),
+) -> Manifest:
+    """The manifest of what all writers have `written`, with a conditional put. Returns the manifest that counts.
+
+    `delta`: the parts of what changed since `parent`, beside the whole tensors, which are in the first writer's order.
+    Of several publishers of one version exactly one wins; the others get the winner's manifest, and what they and
+    their fellow writers wrote is deleted. Raises ValueError for parts that are not the whole of a tensor.
     """
     store = exchange.durable
-    shards = _Shards(version.prefix, shard_bytes)
-    entries = {kind: shards.add(blobs) for kind, blobs in (("tensors", tensors), ("state", state))}
-    shards.close()
     parts = {f"{version.prefix}delta-{i:05d}.{checksum(part)}": part for i, part in enumerate(delta)}
-    with ThreadPoolExecutor(_TRANSFERS) as pool:
-        list(pool.map(lambda item: store.put(*item), shards.values.items()))
+    with ThreadPoolExecutor(TRANSFERS) as pool:
         refs = tuple(pool.map(lambda item: store.put(*item), parts.items()))
     manifest = Manifest(
         version=version,
         parent=parent,
-        tensors=shards.located(entries["tensors"]),
-        state=shards.located(entries["state"]),
+        tensors=_assembled([part for writer in written for part in writer.tensors]),
+        state=_assembled([part for writer in written for part in writer.state]),
         trainer=trainer,
         files=dict(files),
         adapter=adapter,
@@ -74,9 +150,29 @@ def publish_blobs(
     if store.put_if_absent(manifest_key(version), manifest.encode()) is not None:
         return manifest
     winner = read_manifest(exchange, version)
-    for key in {*shards.values, *parts} - winner.keys():
+    for key in {*parts}.union(*(writer.keys for writer in written)) - winner.keys():
         store.delete(key)
     return winner
+
+
+def _assembled(parts: Sequence[Part]) -> tuple[TensorEntry, ...]:
+    by_name: dict[str, list[Part]] = {}
+    for part in parts:
+        by_name.setdefault(part.entry.name, []).append(part)
+    entries = []
+    for name, found in by_name.items():
+        found.sort(key=lambda part: part.start)
+        first, at = found[0].entry, 0
+        for part in found:
+            if part.start != at or part.start % BLOCK_BYTES:
+                raise ValueError(f"tensor {name!r}: bytes {at} to {part.start} were written by nobody, or twice")
+            at += sum(piece.length for piece in part.entry.pieces)
+        if at != first.size_bytes:
+            raise ValueError(f"tensor {name!r}: {at} of its {first.size_bytes} bytes were written")
+        pieces = tuple(piece for part in found for piece in part.entry.pieces)
+        blocks = tuple(block for part in found for block in part.entry.blocks)
+        entries.append(TensorEntry(name, first.dtype, first.shape, pieces, blocks))
+    return tuple(entries)
 
 
 class _Shards:
@@ -113,61 +209,9 @@ class _Shards:
             self.values[key] = self._open
             self._open, self._size = [], 0
 
-    def located(self, placed: list[tuple[str, Blob, list[tuple[int, int, int]]]]) -> tuple[TensorEntry, ...]:
-        return tuple(
-            TensorEntry(
-                name,
-                blob.dtype,
-                blob.shape,
-                tuple(Piece(self._keys[shard], start, length) for shard, start, length in pieces),
-                checksum(blob.data),
-            )
-            for name, blob, pieces in placed
-        )
-
-
-def read_blobs(
-    exchange: Exchange, manifest: Manifest, entries: Iterable[TensorEntry]
-) -> Iterator[tuple[TensorEntry, bytes | memoryview]]:
-    """The bytes of `entries`, in the order in which they lie: neighbours in one range read, nothing else is read.
-
-    Raises Corrupt naming version and tensor where bytes are not those that were published, or are gone.
-    """
-    store, wanted = exchange.durable, list(entries)
-    yield from ((entry, b"") for entry in wanted if not entry.pieces)
-    for run in _runs(entry for entry in wanted if entry.pieces):
-        first, last = run[0].pieces[0], run[-1].pieces[-1]
-        who = f"weights {label(manifest.version)}, tensor {run[0].name!r}"
-        try:
-            if first.key == last.key:
-                length = last.start + last.length - first.start
-                data = memoryview(store.get(first.key, start=first.start, length=length))
-            else:
-                pieces = run[0].pieces
-                data = memoryview(b"".join(store.get(p.key, start=p.start, length=p.length) for p in pieces))
-        except NotFound as error:
-            raise Corrupt(f"{who}: its bytes are gone ({error})") from error
-        except ValueError as error:  # a range outside the value: it was truncated
-            raise Corrupt(f"{who}: its bytes are truncated ({error})") from error
-        for entry in run:
-            at = entry.pieces[0].start - first.start
-            part = data[at : at + entry.size_bytes]
-            if checksum(part) != entry.hash:
-                raise Corrupt(f"weights {label(manifest.version)}, tensor {entry.name!r}: not the bytes published")
-            yield entry, part
-
-
-def _runs(entries: Iterable[TensorEntry]) -> Iterator[list[TensorEntry]]:
-    """Groups of entries that lie end to end in one shard; an entry in several pieces stands alone."""
-    run: list[TensorEntry] = []
-    for entry in sorted(entries, key=lambda e: (e.pieces[0].key, e.pieces[0].start)):
-        if run and len(entry.pieces) == len(run[0].pieces) == 1:
-            end, begin = run[-1].pieces[0], entry.pieces[0]
-            if (end.key, end.start + end.length) == (begin.key, begin.start):
-                run.append(entry)
-                continue
-        if run:
-            yield run
-        run = [entry]
-    if run:
-        yield run
+    def located(self, placed: list[tuple[str, Blob, list[tuple[int, int, int]]]]) -> tuple[Part, ...]:
+        found = []
+        for name, blob, pieces in placed:
+            where = tuple(Piece(self._keys[shard], start, length) for shard, start, length in pieces)
+            found.append(Part(TensorEntry(name, blob.dtype, blob.shape, where, block_hashes(blob.data)), blob.start))
+        return tuple(found)

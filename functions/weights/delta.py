@@ -23,9 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from functions.exchange.base import checksum
 from functions.weights.blobs import Blob
-from functions.weights.manifest import ITEM_BYTES, Manifest
+from functions.weights.manifest import ITEM_BYTES, Manifest, tensor_hash
 
 LARGEST_SHARE = 0.3
 """A delta of more than this share of the weights' bytes is not worth its trouble: the whole version is fetched."""
@@ -176,7 +175,7 @@ class _Part:
 
 
 def _hashes(blobs: Mapping[str, Blob]) -> dict[str, str]:
-    return {name: checksum(blob.data) for name, blob in blobs.items()}
+    return {name: tensor_hash(blob.data) for name, blob in blobs.items()}
 
 
 def _layout(blobs: Mapping[str, Blob]) -> dict[str, tuple[str, Sequence[int]]]:

@@ -18,10 +18,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from functions.exchange.base import Corrupt, Exchange, NotFound, checksum
+from functions.exchange.base import Corrupt, Exchange, NotFound
 from functions.weights.delta import LARGEST_SHARE, decode, unsigned
 from functions.weights.files import decode_header, weight_files
-from functions.weights.manifest import ITEM_BYTES, Manifest, label, read_manifest
+from functions.weights.manifest import ITEM_BYTES, Manifest, label, read_manifest, tensor_hash
 from functions.weights.materialize import materialize
 from functions.wire import Version
 
@@ -77,7 +77,7 @@ class LocalCopy:
             for step, part in parts:
                 _apply(part, step, tensors)
             for entry in to.tensors:
-                if checksum(tensors[entry.name].data) != entry.hash:
+                if tensor_hash(tensors[entry.name].data) != entry.hash:
                     who = f"weights {label(to.version)}, tensor {entry.name!r}"
                     raise Corrupt(f"{who}: its delta does not lead to the bytes published")
         return True

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from functions.exchange.base import Exchange
 from functions.weights.adapters import Bytes, merger
-from functions.weights.blobs import read_blobs
 from functions.weights.files import encode_header
 from functions.weights.manifest import Manifest, TensorEntry, read_manifest
+from functions.weights.ranges import read_blobs
 from functions.wire import Version
 
 FILE_BYTES = 4 * 2**30

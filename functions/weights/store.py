@@ -10,8 +10,9 @@ from torch import Tensor
 
 from functions.exchange.base import Exchange
 from functions.weights.base import put_files
-from functions.weights.blobs import Blob, publish_blobs, read_blobs
+from functions.weights.blobs import Blob, publish_blobs
 from functions.weights.manifest import Adapter, Manifest, TensorEntry, label, read_manifest
+from functions.weights.ranges import Range, read_blobs, read_ranges
 from functions.wire import Json, Version
 
 _DTYPES = {
@@ -62,7 +63,7 @@ def publish(
 
 def blobs(tensors: Mapping[str, Tensor] | Mapping[str, Blob]) -> dict[str, Blob]:
     """The bytes of tensors, where they are given as tensors. ValueError for a dtype that has no stored form."""
-    return {name: tensor if isinstance(tensor, Blob) else _blob(name, tensor) for name, tensor in tensors.items()}
+    return {name: tensor if isinstance(tensor, Blob) else whole_blob(name, tensor) for name, tensor in tensors.items()}
 
 
 def fetch(exchange: Exchange, version: Version, names: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -93,17 +94,41 @@ def _named(manifest: Manifest, entries: Iterable[TensorEntry], names: Collection
 
 
 def _read(exchange: Exchange, manifest: Manifest, entries: Iterable[TensorEntry]) -> dict[str, Tensor]:
-    result = {}
-    for entry, data in read_blobs(exchange, manifest, entries):
-        tensor = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
-        tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(data, np.uint8)
-        result[entry.name] = tensor
-    return result
+    return {entry.name: _tensor(entry, entry.shape, data) for entry, data in read_blobs(exchange, manifest, entries)}
 
 
-def _blob(name: str, tensor: Tensor) -> Blob:
-    if tensor.dtype not in _NAMES:
-        known = ", ".join(_NAMES.values())
-        raise ValueError(f"tensor {name!r}: dtype {tensor.dtype} has no stored form; known are {known}")
+def fetch_rows(
+    exchange: Exchange, manifest: Manifest, rows: Iterable[tuple[TensorEntry, int, int]]
+) -> dict[str, Tensor]:
+    """Of each entry the rows from the first number to the second (along dimension 0), by name; only the blocks that
+    hold them are read, and all of these are checked. Raises Corrupt as `fetch` does."""
+    wanted = []
+    for entry, low, high in rows:
+        row_bytes = entry.size_bytes // max(1, entry.shape[0])
+        wanted.append(Range(entry, low * row_bytes, high * row_bytes))
+    found = {}
+    for part, data in read_ranges(exchange, manifest, wanted):
+        row_bytes = part.entry.size_bytes // max(1, part.entry.shape[0])
+        count = len(data) // row_bytes if row_bytes else 0
+        found[part.entry.name] = _tensor(part.entry, (count, *part.entry.shape[1:]), data)
+    return found
+
+
+def _tensor(entry: TensorEntry, shape: Sequence[int], data: memoryview) -> Tensor:
+    tensor = torch.empty(tuple(shape), dtype=_DTYPES[entry.dtype])
+    tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(data, np.uint8)
+    return tensor
+
+
+def whole_blob(name: str, tensor: Tensor) -> Blob:
+    """The bytes of a tensor. ValueError for a dtype that has no stored form."""
     flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return Blob(_NAMES[tensor.dtype], tuple(tensor.shape), flat.numpy().data)
+    return Blob(stored_dtype(name, tensor.dtype), tuple(tensor.shape), flat.numpy().data)
+
+
+def stored_dtype(name: str, dtype: torch.dtype) -> str:
+    """ValueError for one that has no stored form."""
+    if dtype not in _NAMES:
+        known = ", ".join(_NAMES.values())
+        raise ValueError(f"tensor {name!r}: dtype {dtype} has no stored form; known are {known}")
+    return _NAMES[dtype]

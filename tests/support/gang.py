@@ -6,13 +6,14 @@ import multiprocessing
 import os
 import secrets
 import signal
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from functions.exchange.directory import DirectoryExchange
-from functions.wire import Call, Event, Json
+from functions.wire import Call, Event, Json, Ref, Version
 from orchestrator.gang import rank_calls
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -78,3 +79,100 @@ def _rank(root: str, scratch: str, call: Any, answer: Any, die: bool) -> None:
     attempt = Attempt(Call.from_json(call), lines.append, progress=Deadly() if die else {})
     attempt.run(lambda: TrainFunction(device="cpu"), lambda: DirectoryExchange(root), scratch)
     answer.send_bytes(lines[-1])
+
+
+@dataclass(frozen=True)
+class Republish:
+    """A gang that trains nothing: it reads `source` and publishes it as `version`, with `note` as the call's result."""
+
+    source: Version
+    version: Version
+    params: Json
+    size: int
+    attempt: str
+    note: str = ""
+    die: tuple[int, str] | None = None
+    """A rank, and whether it is killed `before` or `after` it has put its shard."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What one rank ended with: its error, or what it read (by key, ranges added up) and wrote."""
+
+    error: str
+    read: dict[str, int]
+    written: dict[str, int]
+
+
+def run_republish(root: Path, gangs: Sequence[Republish]) -> list[list[Moved | None]]:
+    """All gangs side by side; None: the rank was killed."""
+    started = []
+    for gang in gangs:
+        for rank in range(gang.size):
+            ours, theirs = CONTEXT.Pipe(duplex=False)
+            process = CONTEXT.Process(target=_republish, args=(str(root), gang, rank, theirs))
+            process.start()
+            theirs.close()
+            started.append((process, ours))
+    ended: list[Moved | None] = []
+    for process, ours in started:
+        try:
+            ended.append(ours.recv())
+        except EOFError:
+            ended.append(None)
+        process.join()
+    found = iter(ended)
+    return [[next(found) for _ in range(gang.size)] for gang in gangs]
+
+
+def _republish(root: str, gang: Republish, rank: int, answer: Any) -> None:
+    import torch
+
+    from functions.function import Context
+    from functions.train.gang import ALONE, GangParams, meet
+    from functions.train.params import TrainParams
+    from functions.train.state import load, publish_state
+
+    read: dict[str, int] = {}
+    written: dict[str, int] = {}
+    lock = threading.Lock()
+
+    class Counting(DirectoryExchange):
+        @property
+        def durable(self) -> Counting:
+            return self
+
+        def get(self, key: Any, *, start: int = 0, length: int | None = None) -> bytes:
+            data = super().get(key, start=start, length=length)
+            name = key if isinstance(key, str) else key.key
+            with lock:
+                read[name] = read.get(name, 0) + len(data)
+            return data
+
+        def put(self, key: str, data: Any, *, lifetime_s: float | None = None) -> Ref:
+            mine = "/shard-" in key and gang.die is not None and gang.die[0] == rank
+            if mine and gang.die == (rank, "before"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            ref = super().put(key, data, lifetime_s=lifetime_s)
+            written[key] = ref.size_bytes
+            if mine:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return ref
+
+    torch.set_num_threads(1)
+    context = Context(Counting(Path(root)), f"{root}/../scratch/{gang.attempt}-{rank}")
+    params, device = TrainParams.from_json(gang.params), torch.device("cpu")
+    told = {"note": gang.note, "stats": {}}
+    try:
+        if gang.size == 1:
+            state = load(gang.source, params, context, device, ALONE)
+            publish_state(state, gang.version, state.carry, told, context)
+        else:
+            who = GangParams(id=gang.version.call, attempt=gang.attempt, size=gang.size, rank=rank)
+            with meet(who, device, context, lambda: False) as ranks:
+                assert ranks is not None
+                state = load(gang.source, params, context, device, ranks)
+                publish_state(state, gang.version, state.carry, told, context)
+        answer.send(Moved("", read, written))
+    except Exception as error:
+        answer.send(Moved(f"{type(error).__name__}: {error}", read, written))

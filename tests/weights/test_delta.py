@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from functions.exchange.base import Corrupt, NotFound, checksum
+from functions.exchange.base import Corrupt, NotFound
 from functions.exchange.directory import DirectoryExchange
 from functions.weights.base import import_model
 from functions.weights.delta import Difference, decode, decode_gaps, difference, encode_gaps
 from functions.weights.local_copy import LocalCopy
-from functions.weights.manifest import Manifest, TensorEntry, keep_only, manifest_key, read_manifest
+from functions.weights.manifest import Manifest, TensorEntry, block_hashes, keep_only, manifest_key, read_manifest
 from functions.weights.materialize import materialize
 from functions.weights.store import blobs, fetch, publish
 from functions.wire import Version
@@ -62,7 +62,7 @@ def same(one: Tensors, two: Tensors) -> bool:
 
 
 def manifest_of(tensors: Tensors) -> Manifest:
-    entries = [TensorEntry(n, b.dtype, b.shape, (), checksum(b.data)) for n, b in blobs(tensors).items()]
+    entries = [TensorEntry(n, b.dtype, b.shape, (), block_hashes(b.data)) for n, b in blobs(tensors).items()]
     return Manifest(Version("policy", 0), None, tuple(entries))
 
 
