@@ -60,7 +60,7 @@ class KnativePlatform:
                 await lease.take()
                 self._lease = lease
                 self._spawn(self._keep_lease())
-                self._caller = Caller(self._config.ingress, await self._own_token(lease))
+                self._caller = Caller(self._config.ingress, await self._own_token(lease, specs))
                 self._watch = PodWatch(self._api, self._config.namespace, self._context.job, self._pods.apply)
                 await self._watch.synced.wait()
             await asyncio.gather(*(self._deploy(spec) for spec in specs))
@@ -140,8 +140,8 @@ class KnativePlatform:
 
     # --- deploy ----------------------------------------------------------------------------------------------------
 
-    async def _own_token(self, lease: Lease) -> str:
-        """The job's bearer token: the one that its pods have, if there are any, or a new one."""
+    async def _own_token(self, lease: Lease, specs: Sequence[FunctionSpec]) -> str:
+        """The job's bearer token: the one that its pods have, if there are any, or a new one. All gates are up."""
         path = core(self._config.namespace, "secrets", self._context.secret)
         try:
             found = await asyncio.to_thread(self._api.get, path)
@@ -151,8 +151,8 @@ class KnativePlatform:
             body = manifests.secret(self._context, secrets.token_urlsafe(32))
             body["metadata"] |= manifests.owned_by(lease.job)["metadata"]
             found = await asyncio.to_thread(self._api.create, core(self._config.namespace, "secrets"), body)
-        else:
-            await asyncio.to_thread(self._api.merge, path, manifests.owned_by(lease.job))
+        up = manifests.gates((spec.name for spec in specs), up=True)
+        await asyncio.to_thread(self._api.merge, path, up | manifests.owned_by(lease.job))
         return base64.b64decode(found["data"][manifests.TOKEN_KEY]).decode()
 
     async def _deploy(self, spec: FunctionSpec) -> None:
@@ -175,7 +175,7 @@ class KnativePlatform:
         function = Function(spec, revision, status["address"]["url"], applied)
         self._functions[spec.name] = function
         scaler = Scaler(
-            self._api, self._config.namespace, function, self._pods, self._timing, self._wake, self._lease_job
+            self._api, self._context, function, self._pods, self._timing, self._wake, self._lease_job
         )
         self._spawn(scaler.run())
         function.changed.set()
@@ -225,7 +225,7 @@ class KnativePlatform:
                 lease = Lease(self._api, self._context, self._timing.lease_s)
                 await lease.take()
                 self._lease = lease
-                self._caller.token = await self._own_token(lease)
+                self._caller.token = await self._own_token(lease, specs)
                 await asyncio.gather(*(self._deploy(spec) for spec in specs))
                 return
             except ApiError:

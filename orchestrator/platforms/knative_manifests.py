@@ -1,7 +1,7 @@
 """What is asked of the cluster: pure functions from a spec to Kubernetes objects (JSON values).
 
     Lease job <--owns-- Knative Service, one a function     deleted with it, whoever deletes it
-              <--owns-- Secret with the job's bearer token
+              <--owns-- Secret with the job's bearer token, and a gate for each function's pods
 
 A Service is created at zero (`initial-scale: 0`), and its scale is never in its template: a change of the template is a
 new Revision, and that replaces every pod.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ DRAIN_S = 30
 WAIT_S = 60
 """Of a request's time limit: what it may wait for a replica, over the time that its call may take."""
 TOKEN_KEY = "token"
+GATE, GATE_PATH = "gate", "/run/rlhf-orchestrate"
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,16 @@ def check_names(job: str, functions: Sequence[str]) -> None:
         raise ConfigError(
             f"name: {job!r} has {len(job)} characters; on Knative a job with function {function!r} has room for {room}"
         )
+
+
+def gate_key(function: str) -> str:
+    """The key of the job's Secret that pods of the function mount: without it a pod does not start, nor drain."""
+    return f"{GATE}-{function}"
+
+
+def gates(functions: Iterable[str], *, up: bool) -> Json:
+    """The patch of the job's Secret that lets pods of these functions start, or not; those that run do not notice."""
+    return {"data": {gate_key(function): "" if up else None for function in functions}}
 
 
 def service_name(job: str, function: str) -> str:
@@ -138,6 +149,9 @@ def _pod(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
         "containers": [_container(context, spec, timeout_s)],
         "volumes": [
             {"name": "scratch", "emptyDir": {}},
+            {"name": GATE, "secret": {
+                "secretName": context.secret, "items": [{"key": gate_key(spec.name), "path": GATE}],
+            }},
             *([{"name": SHARED, "emptyDir": {"medium": "Memory"}}] if _shares(config, spec) else []),
             *(_source(volume) for volume in config.volumes),
         ],
@@ -188,6 +202,7 @@ def _container(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": "scratch", "mountPath": "/scratch"},
+            {"name": GATE, "mountPath": GATE_PATH, "readOnly": True},
             *([{"name": SHARED, "mountPath": SHARED_PATH}] if _shares(config, spec) else []),
             *({"name": v.name, "mountPath": v.mount_path, "readOnly": v.read_only} for v in config.volumes),
         ],

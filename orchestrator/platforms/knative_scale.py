@@ -1,12 +1,13 @@
 """One function's replicas: how many are wanted, and how that is made so without a new Revision.
 
 raise   min-scale on the Revision -> a wake-up request (min-scale alone does nothing on a Revision never yet active)
-lower   busy pods are made dear -> idle pods are set aside (out of their ReplicaSet), min-scale and Deployment lowered
-        -> when Knative has seen it, deleted with a short grace: a pod that it removes itself lives 31 s more
-zero    as lower, when no request has *arrived* and the function has been active for `quiet_s`. Until then the
-        autoscaler wants one replica whatever min-scale says. A pod that is deleted all the same makes the revision
-        "activating": its successor has to be ready, and active for the whole window, before zero is possible again
-        (docs/decisions/0005-knative-scale.md)
+lower   busy pods are made dear, no new ones can start -> idle pods are set aside (out of their ReplicaSet), min-scale
+        and Deployment lowered -> deleted with a short grace: a pod that Knative removes itself lives 31 s more
+zero    min-scale -> Knative marks the function inactive, and leaves its last pods alone for the retention period
+        -> set aside, Deployment lowered, deleted. Not before no request has *arrived* and the function has been active
+        for `quiet_s`: until then the autoscaler wants one replica whatever min-scale says, and a pod that is deleted
+        all the same makes the revision "activating": its successor has to be ready, and active for the whole window,
+        before zero is possible again (docs/decisions/0005-knative-scale.md)
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ class Timing:
     """How long `close` waits for the last pods."""
     ready_s: float = 120.0
     """How long a new Service may take to be ready at zero."""
-    inactive_s: float = 3.0
-    """How long Knative may take to see that a function is at zero,"""
-    call_back_s: float = 0.5
-    """and at another scale than before."""
+    inactive_s: float = 5.0
+    """How long Knative may take to mark a function inactive, before it is asked again."""
+    lowered_s: float = 0.3
+    """How long its controllers take at least to see a Deployment's new scale."""
     pending_s: float = 300.0
     """How long a function may be without any replica for a reason that may pass."""
     failed_starts: int = 3
@@ -102,15 +103,18 @@ class Scaler:
     """Brings one function's replicas in line with what is wanted, for as long as it runs."""
 
     def __init__(
-        self, api: KubeApi, namespace: str, function: Function, pods: Pods, timing: Timing,
+        self, api: KubeApi, context: manifests.JobContext, function: Function, pods: Pods, timing: Timing,
         wake: Callable[[Function, float], Awaitable[bool]], owner: Callable[[], Json],
     ) -> None:  # fmt: skip
-        self._api, self._namespace, self._timing = api, namespace, timing
+        self._api, self._namespace, self._timing = api, context.config.namespace, timing
+        self._secret = core(self._namespace, "secrets", context.secret)
         self._function, self._pods, self._wake = function, pods, wake
         self._owner = owner
         """The lease Job that pods belong to which no ReplicaSet has any more."""
         self._waking: asyncio.Task[None] | None = None
         self._aside: set[Pod] = set()
+        self._gated = False
+        """No pod of the function can start."""
 
     async def run(self) -> None:
         """Endless; ends by cancellation."""
@@ -133,6 +137,7 @@ class Scaler:
         target = max(function.wanted, function.calling)
         held_s = self._held_s() if target == 0 else 0.0
         try:
+            await self._gate(up=True)
             await self._delete(list(self._aside))
             if held_s == math.inf:  # should it never start, Knative gives it up sooner by itself
                 if function.applied:
@@ -147,7 +152,8 @@ class Scaler:
                     return wait_s  # a pod that looks idle may just be getting this call
                 function.lowering = True
                 try:
-                    await self._lower(target)
+                    if not await self._lower(target):
+                        return AGAIN_S
                     await asyncio.sleep(ROUTES_S)
                 finally:
                     function.lowering = False
@@ -176,19 +182,15 @@ class Scaler:
         return [pod for pod in self._pods.of(self._function.spec.name) if pod.live]
 
     async def _patch(self, minimum: int) -> None:
-        """Of the Revision, where it stays; and of its PodAutoscaler, which would get it 0.1 s later.
+        """Of the Revision, where it stays; then of its PodAutoscaler, which would get it 0.1 s later.
 
-        Knative before 1.21 reads the latter only; later ones put it in line with the Revision.
+        Knative before 1.21 reads the latter only; later ones put it in line with the Revision, as they have seen it.
         """
         revision, bounds = self._function.revision, manifests.bounds(minimum)
-        own = autoscaling(self._namespace, "podautoscalers", revision)
-
-        async def patch_own() -> None:
-            with contextlib.suppress(ApiError):
-                await asyncio.to_thread(self._api.merge, own, bounds)
-
-        kept = asyncio.to_thread(self._api.merge, serving(self._namespace, "revisions", revision), bounds)
-        await asyncio.gather(kept, patch_own())
+        await asyncio.to_thread(self._api.merge, serving(self._namespace, "revisions", revision), bounds)
+        with contextlib.suppress(ApiError):
+            own = autoscaling(self._namespace, "podautoscalers", revision)
+            await asyncio.to_thread(self._api.merge, own, bounds)
         self._function.applied = minimum
 
     def _surplus(self, target: int) -> list[Pod]:
@@ -196,15 +198,45 @@ class Scaler:
         live = self._live()
         return [pod for pod in live if pod.state != "busy" and pod.free][: max(0, len(live) - target)]
 
-    async def _lower(self, target: int) -> None:
+    async def _lower(self, target: int) -> bool:
+        """False: Knative has not marked the function inactive yet, or a replica is wanted again."""
+        if target == 0:
+            await self._patch(0)
+            if not await self._inactive():
+                return False
         live = self._live()
         victims = sorted(self._surplus(target), key=lambda pod: pod.state == "idle")
         if target and victims:
             await asyncio.gather(*(self._make_dear(pod) for pod in live if pod not in victims))
+        await self._gate(up=False)
         await asyncio.gather(*(self._set_aside(pod) for pod in victims))
-        await asyncio.gather(self._shrink(target), self._patch(target))
-        await self._call_back(target)
-        await self._delete(list(self._aside))
+        if target:
+            await self._patch(target)  # first: by the old min-scale the autoscaler would raise the Deployment again
+        await self._shrink(target)
+        await asyncio.gather(self._delete(list(self._aside)), self._settled(target))
+        await self._gate(up=True)
+        return True
+
+    async def _gate(self, *, up: bool) -> None:
+        """Whether pods of the function can start.
+
+        Until its own scale is lowered the ReplicaSet replaces pods that were set aside, and then deletes what it has put
+        there: a pod whose containers have begun to start by then drains for 31 s, one without this volume just goes.
+        """
+        if self._gated is up:
+            await asyncio.to_thread(self._api.merge, self._secret, manifests.gates([self._function.spec.name], up=up))
+            self._gated = not up
+
+    async def _inactive(self) -> bool:
+        """Whether Knative wants no replica either. From then on it leaves the Deployment's scale alone."""
+        path = serving(self._namespace, "revisions", self._function.revision)
+        until_s = _now_s() + self._timing.inactive_s
+        while _now_s() < until_s and not self._function.wanted:
+            status = (await asyncio.to_thread(self._api.get, path)).get("status", {})
+            if any(c["type"] == "Active" and c["status"] == "False" for c in status.get("conditions", ())):
+                return True
+            await asyncio.sleep(LOOK_S)
+        return False
 
     async def _shrink(self, target: int) -> None:
         """As Knative does when it has seen the new min-scale; until then pods set aside are replaced."""
@@ -223,20 +255,13 @@ class Scaler:
             path = core(self._namespace, "pods", pod.name)
             await asyncio.to_thread(self._api.merge, path, manifests.set_aside(self._owner()))
 
-    async def _call_back(self, target: int) -> None:
-        """Deletes what the ReplicaSet puts in the place of pods set aside, before it has started: later it would drain.
-
-        Until its scale is `target` for sure; at zero until Knative has seen that: a pod that goes before would be put
-        back.
-        """
-        path = serving(self._namespace, "revisions", self._function.revision)
-        until_s = _now_s() + (self._timing.call_back_s if target else self._timing.inactive_s)
-        while _now_s() < until_s:
-            await self._delete([pod for pod in self._surplus(target) if pod.state == "starting"])
-            status = (await asyncio.to_thread(self._api.get, path)).get("status", {})
-            if any(c["type"] == "Active" and c["status"] == "False" for c in status.get("conditions", ())):
-                return
+    async def _settled(self, target: int) -> None:
+        """Until the ReplicaSet has taken back what it put in the place of pods set aside."""
+        begin_s = _now_s()
+        while (passed_s := _now_s() - begin_s) < self._timing.inactive_s:
             await asyncio.sleep(LOOK_S)
+            if passed_s >= self._timing.lowered_s and not any(p.state == "starting" for p in self._surplus(target)):
+                return
 
     async def _delete(self, pods: Iterable[Pod]) -> None:
         async def delete(pod: Pod) -> None:

@@ -71,6 +71,7 @@ def test_zero_to_first_event_and_back(release: Release, ingress: str, figures: F
             first: list[float] = []
             bare: list[float] = []
             tail: list[float] = []
+            pods: list[int] = []
             for n in range(ROUNDS):
                 bare.append(await asyncio.to_thread(bare_start, release, here))
                 began_s = time.monotonic()
@@ -82,8 +83,10 @@ def test_zero_to_first_event_and_back(release: Release, ingress: str, figures: F
                 await asyncio.sleep(9)  # a stage longer than the autoscaler's window
                 await platform.scale("reward", 0)
                 tail.append(await awaited(lambda: not platform.replicas()))
+                pods.append(len(platform.usage()) - sum(pods))
             for name, values in (("zero_to_first_event_s", first), ("bare_s", bare), ("to_pods_gone_s", tail)):
                 figures(name, [round(value, 2) for value in values])
+            figures("pods_paid_for", pods)
             assert min(tail) < 10, "a pod that Knative removes itself drains for half a minute"
 
     run(test())
@@ -123,12 +126,19 @@ def test_scale_makes_no_new_revision(release: Release, ingress: str, figures: Fi
 
     async def test() -> None:
         async with knative(here) as platform:
-            for wanted in (1, 3):
-                await platform.scale("reward", wanted)
-                ready = lambda n=wanted: sum(r.state == "idle" for r in platform.replicas()) == n  # noqa: E731
-                figures(f"to_{wanted}_ready_s", round(await awaited(ready), 2))
-            await platform.scale("reward", 1)
-            figures("3_to_1_gone_s", round(await awaited(lambda: len(platform.replicas()) == 1), 2))
+            found: dict[int, list[float]] = {1: [], 3: []}
+            gone: list[float] = []
+            for _ in range(ROUNDS):
+                for wanted in (1, 3):
+                    await platform.scale("reward", wanted)
+                    ready = lambda n=wanted: sum(r.state == "idle" for r in platform.replicas()) == n  # noqa: E731
+                    found[wanted].append(round(await awaited(ready), 2))
+                await platform.scale("reward", 1)
+                gone.append(round(await awaited(lambda: len(platform.replicas()) == 1), 2))
+            figures("to_1_ready_s", found[1][0])
+            figures("1_to_3_ready_s", found[3])
+            figures("3_to_1_gone_s", gone)
+            figures("pods_paid_for", len(platform.usage()))
             assert release.named("revisions", here.job) == [f"{here.job}-reward-00001"]
             assert (await refused(platform, "after")).kind == "error"
 

@@ -190,6 +190,7 @@ class Cluster:
         value.update(changed)
         if kind == "pods":
             self._tell("MODIFIED", value)
+            self._reconcile(self.pods[name].revision)  # one that has lost its label is replaced
         return value
 
     async def _annotated(self, revision: Revision) -> None:
@@ -352,12 +353,18 @@ class Cluster:
             while not pod.removing:
                 await asyncio.sleep(0.01)
             raise asyncio.CancelledError
+        while self._lacks_volume(pod):
+            if pod.removing:
+                raise asyncio.CancelledError
+            await asyncio.sleep(0.01)
+        pod.started = True
         env = {v["name"]: v.get("value", "") for v in container["env"]}
         secret = next(v["valueFrom"]["secretKeyRef"] for v in container["env"] if v["name"] == "RLHF_TOKEN")
         token = base64.b64decode(self.get("secrets", secret["name"])["data"][secret["key"]]).decode()
         pod.path.unlink(missing_ok=True)
         await asyncio.sleep(START_S)
         if pod.removing:
+            await pod.over.wait()
             raise asyncio.CancelledError
         pod.process = await self.launcher.start(
             {
@@ -372,6 +379,12 @@ class Cluster:
         pod.revision.freed.set()
         self._decide(pod.revision)
 
+    def _lacks_volume(self, pod: Pod) -> bool:
+        """A key of a Secret that it mounts is not there."""
+        mounted = [v["secret"] for v in pod.value["spec"].get("volumes", ()) if "secret" in v]
+        items = [(m["secretName"], item["key"]) for m in mounted for item in m["items"]]
+        return any(key not in self.get("secrets", name)["data"] for name, key in items)
+
     def remove(self, pod: Pod, *, short: bool = False) -> None:
         """A pod that is terminating already goes on as it was: a second DELETE with a short grace does not help."""
         if not pod.removing:
@@ -384,11 +397,14 @@ class Cluster:
                 self._reconcile(pod.revision)
 
     async def _terminate(self, pod: Pod, short: bool) -> None:
-        if not short and pod.ready and not pod.busy:
+        if not pod.started:
+            return
+        if not short and not pod.busy:
             self.drained.append(pod.name)
         await asyncio.sleep(SHORT_GRACE_S if short else DRAIN_S)
         while not short and pod.busy:  # a function that drains finishes its call
             await asyncio.sleep(0.01)
+        pod.over.set()
         if pod.process is not None:
             pod.process.kill()
 

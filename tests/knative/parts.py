@@ -25,6 +25,7 @@ DRAIN_S = 31 / SPEED
 SHORT_GRACE_S = 2.5 / SPEED
 WINDOW_S = 6 / SPEED
 HASH = "pod-template-hash"
+RETENTION = "autoscaling.knative.dev/scale-to-zero-pod-retention-period"
 MIN, MAX, COST = (
     "autoscaling.knative.dev/min-scale",
     "autoscaling.knative.dev/max-scale",
@@ -69,6 +70,10 @@ class Pod:
     ready: bool = False
     busy: bool = False
     removing: bool = False
+    started: bool = False
+    """Its volumes are there and its containers made: from now on it drains."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """It has drained."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -92,12 +97,17 @@ class Revision:
     active: str = "False"
     """The PodAutoscaler's condition; Unknown: activating."""
     active_since_s: float = 0.0
+    inactive_since_s: float = float("-inf")
     pods: list[Pod] = field(default_factory=list)
     freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def name(self) -> str:
         return str(self.value["metadata"]["name"])
+
+    @property
+    def retention_s(self) -> float:
+        return float(annotations_of(self.template).get(RETENTION, "0s").removesuffix("s")) / SPEED
 
     @property
     def live(self) -> list[Pod]:
@@ -109,20 +119,25 @@ class Revision:
         return [pod for pod in self.live if HASH in pod.value["metadata"]["labels"]]
 
     def settle(self, wish: int, now_s: float) -> int | None:
-        """How many replicas the Deployment is to have, None: as it is. Zero has to be earned by a window of activity.
+        """How many replicas the Deployment is to have, None: as it is. Zero has to be earned by a window of activity,
+        and comes when the revision has been inactive for the retention period.
 
         knative/serving 1.23, pkg/reconciler/autoscaling/kpa: handleScaleToZero, computeActiveCondition.
         """
         ready = sum(pod.ready for pod in self.live)
         if wish == 0 and self.active == "True" and now_s - self.active_since_s < WINDOW_S:
             wish = 1
-        if self.active == "Unknown" and wish == 0:
+        if wish == 0 and self.active == "Unknown":
             if ready:
                 self.active, self.active_since_s = "True", now_s
             return None  # as long as it is activating, for the whole progress deadline
+        if wish == 0 and self.active == "False":
+            return 0 if now_s - self.inactive_since_s >= self.retention_s else None
         before = self.active
         self.active = "False" if wish == 0 else "True" if ready >= max(1, self.minimum) else "Unknown"
         if before != "True" and self.active == "True":
             self.active_since_s = now_s
+        if wish == 0:
+            self.inactive_since_s = now_s
         self.value["status"] = {"conditions": [{"type": "Active", "status": self.active}]}
-        return wish
+        return wish or None

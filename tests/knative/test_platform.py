@@ -141,6 +141,21 @@ def test_idle_replicas_do_not_drain_for_half_a_minute(control_plane: Start) -> N
     run(test())
 
 
+def test_each_pod_let_go_is_replaced_once_at_most(control_plane: Start) -> None:
+    """Its ReplicaSet puts another in its place until its own scale is lowered: that is done once Knative agrees."""
+    plane = control_plane()
+
+    async def test() -> None:
+        async with knative(plane) as platform:
+            await platform.scale("count", 2)
+            await asyncio.gather(*(answer(platform, count(f"c{i}", pause_s=0.5)) for i in range(2)))
+            await platform.scale("count", 0)
+            await until(lambda: not platform.replicas())
+            assert len(platform.usage()) <= 4
+
+    run(test())
+
+
 def test_nothing_is_put_back_after_a_short_stage(control_plane: Start) -> None:
     """A pod deleted before its function has been active for a window is replaced, and its successor by another."""
     plane = control_plane()
