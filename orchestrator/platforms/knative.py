@@ -174,9 +174,7 @@ class KnativePlatform:
             return
         function = Function(spec, revision, status["address"]["url"], applied)
         self._functions[spec.name] = function
-        scaler = Scaler(
-            self._api, self._context, function, self._pods, self._timing, self._wake, self._lease_job
-        )
+        scaler = Scaler(self._api, self._context, function, self._pods, self._timing, self._wake, self._lease_job)
         self._spawn(scaler.run())
         function.changed.set()
 

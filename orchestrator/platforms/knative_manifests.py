@@ -149,9 +149,13 @@ def _pod(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
         "containers": [_container(context, spec, timeout_s)],
         "volumes": [
             {"name": "scratch", "emptyDir": {}},
-            {"name": GATE, "secret": {
-                "secretName": context.secret, "items": [{"key": gate_key(spec.name), "path": GATE}],
-            }},
+            {
+                "name": GATE,
+                "secret": {
+                    "secretName": context.secret,
+                    "items": [{"key": gate_key(spec.name), "path": GATE}],
+                },
+            },
             *([{"name": SHARED, "emptyDir": {"medium": "Memory"}}] if _shares(config, spec) else []),
             *(_source(volume) for volume in config.volumes),
         ],

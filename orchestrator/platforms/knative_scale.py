@@ -220,8 +220,8 @@ class Scaler:
     async def _gate(self, *, up: bool) -> None:
         """Whether pods of the function can start.
 
-        Until its own scale is lowered the ReplicaSet replaces pods that were set aside, and then deletes what it has put
-        there: a pod whose containers have begun to start by then drains for 31 s, one without this volume just goes.
+        Until its own scale is lowered the ReplicaSet replaces pods that were set aside, and then deletes what it has
+        put there: a pod whose containers have begun to start drains for 31 s, one without this volume just goes.
         """
         if self._gated is up:
             await asyncio.to_thread(self._api.merge, self._secret, manifests.gates([self._function.spec.name], up=up))
