@@ -24,7 +24,7 @@ from orchestrator.planner.keepalive import keep
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.scaling import Goal
 from orchestrator.planner.tail import ShardState, Tail, TailChoice
-from orchestrator.planner.training import PACES, Batch, Room, Trainer, at_once, fed, rank_counts
+from orchestrator.planner.training import PACES, Batch, Gangs, Room, Trainer, at_once, fed, rank_counts
 
 Array = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
@@ -104,6 +104,7 @@ class Outliner:
         self.last_s, self.rest = self.cuts.last_s, self.cuts.rest
         self.wide = costs.wide if policy.wide else None
         self.delay_s = 0.0 if costs.name in costs.warm else costs.start_s[costs.name]
+        self._rank_gpus = max((costs.limits[name].gpus for name in costs.trainers), default=0)
 
     def outline(self, shards: Sequence[Sequence[int]], states: Sequence[ShardState]) -> Outline:
         """The step with these shards."""
@@ -225,24 +226,34 @@ class Outliner:
             ready_s = last_s + sum(max(0.0, f.end_s - max(f.begin_s, last_s)) for f in followers.values())
         plans = [_Training({}, room, ready_s, ready_s, spent)]
         for name in sorted(costs.trainers, key=lambda name: name not in self.fed):
-            after: list[tuple[tuple[float, float], _Training, Trainer]] = []
-            for plan in plans:
-                for trainer in self._options(name, load, plan):
-                    end_s = max(plan.end_s, trainer.mean_end_s) + self._again_s([*plan.found.values(), trainer], gpus)
-                    cost = plan.spent + costs.price[name] * trainer.mean_replica_s
-                    after.append((self.goal.rank(end_s, cost), plan, trainer))
-            after.sort(key=lambda option: option[0])
-            gpus_each = costs.limits[name].gpus
-            plans = [
-                _Training(
-                    {**plan.found, name: trainer}, plan.room.less(trainer.replicas * gpus_each, trainer.end_s),
-                    ready_s, max(plan.end_s, trainer.end_s), plan.spent + costs.price[name] * trainer.mean_replica_s,
-                )
-                for _, plan, trainer in after[:beam]
-            ]  # fmt: skip
+            options = [self._options(name, load, plan) for plan in plans]
+            ranks = [self._worth(name, plan, gangs, gpus) for plan, gangs in zip(plans, options, strict=True)]
+            first, second = np.concatenate(ranks, axis=1)
+            gpus_each, sizes = costs.limits[name].gpus, len(options[0].counts)
+            after: list[_Training] = []
+            for place in np.lexsort((second, first))[:beam]:
+                plan, trainer = plans[place // sizes], options[place // sizes].trainer(place % sizes, 0)
+                room_left = plan.room.less(trainer.replicas * gpus_each, trainer.end_s)
+                spent = plan.spent + costs.price[name] * trainer.mean_replica_s
+                end_s = max(plan.end_s, trainer.end_s)
+                after.append(_Training({**plan.found, name: trainer}, room_left, ready_s, end_s, spent))
+            plans = after
         return dict(plans[0].found)
 
-    def _options(self, name: str, load: Batch, plan: _Training) -> list[Trainer]:
+    def _worth(self, name: str, plan: _Training, gangs: Gangs, gpus: int) -> Array:
+        """What is minimised, and what decides between equals. [2, N]"""
+        start_s, end_s = self.costs.start_s[self.costs.name], gangs.end_s[:, 0]
+        again_s = np.full(len(end_s), 0.0 if self.ahead else start_s)
+        if self.ahead and self.costs.pool_gpus is not None:  # else it finds room
+            last_s = np.maximum(end_s, max((t.end_s for t in plan.found.values()), default=0.0)) - start_s
+            there = gangs.counts * (end_s > last_s)
+            there = there + sum(t.replicas * (t.end_s > last_s) for t in plan.found.values())
+            again_s[gpus + self._rank_gpus * there > self.costs.pool_gpus] = start_s
+        time_s: Array = np.maximum(plan.end_s, gangs.mean_end_s[:, 0]) + again_s
+        cost = plan.spent + self.costs.price[name] * gangs.mean_replica_s[:, 0]
+        return np.array(self.goal.rank(time_s, cost))
+
+    def _options(self, name: str, load: Batch, plan: _Training) -> Gangs:
         """One for each number of ranks."""
         cost, limits = self.costs.trainers[name], self.costs.limits[name]
         start_s = 0.0 if name in self.costs.warm else self.costs.start_s[name]
@@ -250,40 +261,26 @@ class Outliner:
         counts = rank_counts(limits.min_replicas or most, most) if self.policy.feed else [most]
         rooms_s = [plan.room.at_s(count * limits.gpus) for count in counts]
         ready_s = plan.end_s if self.policy.colocated else plan.ready_s
-        found = [
-            at_once(
-                load, cost, count, ready_s=ready_s, start_s=start_s, room_at_s=room_at_s, ahead=self.ahead,
-                loads=self.policy.feed,
-            )
-            for count, room_at_s in zip(counts, rooms_s, strict=True)
-        ]  # fmt: skip
+        found = at_once(
+            load, cost, counts, ready_s=ready_s, start_s=start_s, rooms_s=rooms_s, ahead=self.ahead,
+            loads=self.policy.feed,
+        )  # fmt: skip
         if name not in self.fed:
             return found
-
-        streamed = fed(load, cost, counts, start_s=start_s, rooms_s=rooms_s, paces=self.paces)
-        end_s: Array = np.maximum(plan.ready_s, streamed.mean_end_s)
-        first, second = self.goal.rank(end_s, price * streamed.mean_replica_s + plan.spent)
-        for row, whole in enumerate(found):
-            k = int(np.lexsort((second[row], first[row]))[0])
-            at_once_s = max(plan.ready_s, whole.mean_end_s)
-            rank = self.goal.rank(at_once_s, price * whole.mean_replica_s + plan.spent)
-            if (float(first[row, k]), float(second[row, k])) < rank:
-                found[row] = streamed.trainer(row, k)
-        return found
-
-    def _again_s(self, trainers: Sequence[Trainer], gpus: int) -> float:
-        """What the next step's generate, on `gpus` GPUs, starts late because these leave it no room to start ahead."""
-        start_s = self.costs.start_s[self.costs.name]
-        return 0.0 if self.ahead and self._fits(trainers, gpus) else start_s
+        both = found.beside(fed(load, cost, counts, start_s=start_s, rooms_s=rooms_s, paces=self.paces))
+        end_s: Array = np.maximum(plan.ready_s, both.mean_end_s)
+        first, second = self.goal.rank(end_s, price * both.mean_replica_s + plan.spent)
+        return both.pick(np.lexsort((second, first), axis=1)[:, 0])
 
     def _fits(self, trainers: Sequence[Trainer], gpus: int) -> bool:
-        """Whether the next step's generate finds room beside the trainers that are there in the end."""
+        """Whether the next step's generate, on `gpus` GPUs, finds room to start ahead beside the trainers that are
+        there in the end.
+        """
         if self.costs.pool_gpus is None:
             return True
-        start_s = self.costs.start_s[self.costs.name]
-        end_s = max((t.end_s for t in trainers), default=0.0)
-        each = max((self.costs.limits[name].gpus for name in self.costs.trainers), default=0)
-        return gpus + sum(each * t.replicas for t in trainers if t.end_s > end_s - start_s) <= self.costs.pool_gpus
+        last_s = max((t.end_s for t in trainers), default=0.0) - self.costs.start_s[self.costs.name]
+        there = sum(t.replicas for t in trainers if t.end_s > last_s)
+        return gpus + self._rank_gpus * there <= self.costs.pool_gpus
 
     def _prewarm(self, replicas: Mapping[str, int], trainers: Mapping[str, Trainer]) -> frozenset[str]:
         """What is started ahead: the next step's generate only where the pool will have room for it."""

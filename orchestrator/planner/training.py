@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -78,53 +79,69 @@ class Trainer:
         return self.replicas * (self.mean_end_s - self.open_s)
 
 
-def at_once(
-    batch: Batch, cost: WorkCost, replicas: int, *, ready_s: float, start_s: float, room_at_s: float, ahead: bool,
-    loads: bool,
-) -> Trainer:  # fmt: skip
-    """All samples at `ready_s`. `ahead`: the replicas start before that, where there is room; `loads`: and load what
-    they need, which is taken to be half of the call's own seconds; publishing is the other half.
-    """
-    own_s = cost.own_s(replicas)
-    load_s = own_s / 2 if loads else 0.0
-    open_s = max(room_at_s, ready_s - start_s - load_s if ahead else ready_s, 0.0)
-    call_s = max(open_s + start_s, ready_s - load_s)
-    work_s = max(batch.whole_s(cost) / replicas, cost.token_s * batch.longest)
-    end_s = max(call_s + load_s, ready_s) + work_s + own_s - load_s
-    early = loads and call_s < ready_s
-    groups = int(np.count_nonzero(batch.ready_s < open_s)) if early else 0
-    return Trainer(replicas, open_s, call_s, end_s, end_s, early, groups)
-
-
 @dataclass(frozen=True)
-class Streamed:
-    """Fed gangs to choose from: a row for each number of ranks, a column for each share of EARLY. [N, E] each"""
+class Gangs:
+    """Trainers to choose from: a row for each number of ranks, a column for each begin. [N, C] each"""
 
-    counts: Sequence[int]
-    ready_s: Array
-    """Of the groups, ascending. [G]"""
+    batch: Batch
+    counts: npt.NDArray[np.int64]
+    """[N]"""
     open_s: Array
     call_s: Array
     end_s: Array
     mean_end_s: Array
+    early: npt.NDArray[np.bool_]
+    """Called before all samples are there."""
+    tied: npt.NDArray[np.bool_]
+    """Opened when so many groups are whole."""
 
     @property
     def mean_replica_s(self) -> Array:
-        paid: Array = np.array(self.counts)[:, None] * (self.mean_end_s - self.open_s)
+        paid: Array = self.counts[:, None] * (self.mean_end_s - self.open_s)
         return paid
 
+    def beside(self, other: Gangs) -> Gangs:
+        """Both; its own columns first."""
+        pairs = zip(self._columns(), other._columns(), strict=True)
+        return Gangs(self.batch, self.counts, *(np.concatenate(pair, axis=1) for pair in pairs))
+
+    def pick(self, columns: npt.NDArray[np.int64]) -> Gangs:
+        """One of each row."""
+        return Gangs(self.batch, self.counts, *(np.take_along_axis(c, columns[:, None], 1) for c in self._columns()))
+
     def trainer(self, row: int, column: int) -> Trainer:
-        open_s = float(self.open_s[row, column])
-        groups = int(np.searchsorted(self.ready_s, open_s)) if open_s < self.ready_s[-1] else 0
-        call_s, end_s, mean_s = (float(t[row, column]) for t in (self.call_s, self.end_s, self.mean_end_s))
-        return Trainer(self.counts[row], open_s, call_s, end_s, mean_s, True, groups)
+        open_s, call_s, end_s, mean_s = (float(times[row, column]) for times in self._columns()[:4])
+        groups = int(np.count_nonzero(self.batch.ready_s < open_s)) if self.tied[row, column] else 0
+        return Trainer(int(self.counts[row]), open_s, call_s, end_s, mean_s, bool(self.early[row, column]), groups)
+
+    def _columns(self) -> tuple[npt.NDArray[Any], ...]:
+        return self.open_s, self.call_s, self.end_s, self.mean_end_s, self.early, self.tied
+
+
+def at_once(
+    batch: Batch, cost: WorkCost, counts: Sequence[int], *, ready_s: float, start_s: float, rooms_s: Sequence[float],
+    ahead: bool, loads: bool,
+) -> Gangs:  # fmt: skip
+    """All samples at `ready_s`; one column. `ahead`: the replicas start before that, where there is room; `loads`: and
+    load what they need, which is taken to be half of the call's own seconds; publishing is the other half.
+    """
+    ranks = np.array(counts)
+    own_s = cost.call_s + cost.shared_s / ranks
+    load_s = own_s / 2 if loads else np.zeros(len(ranks))
+    open_s = np.maximum(np.maximum(rooms_s, ready_s - start_s - load_s if ahead else ready_s), 0.0)
+    call_s = np.maximum(open_s + start_s, ready_s - load_s)
+    work_s = np.maximum(batch.whole_s(cost) / ranks, cost.token_s * batch.longest)
+    end_s = np.maximum(call_s + load_s, ready_s) + work_s + own_s - load_s
+    early = loads & (call_s < ready_s)
+    open_s, call_s, end_s, early = open_s[:, None], call_s[:, None], end_s[:, None], early[:, None]
+    return Gangs(batch, ranks, open_s, call_s, end_s, end_s, early, early)
 
 
 def fed(
     batch: Batch, cost: WorkCost, counts: Sequence[int], *, start_s: float, rooms_s: Sequence[float],
     paces: Sequence[float],
-) -> Streamed:  # fmt: skip
-    """Groups as they are ready, begun at b* or a little before it, several of them to choose from. A begin is tied to
+) -> Gangs:  # fmt: skip
+    """Groups as they are ready, begun at b* or a little before it, a column for each share of EARLY. A begin is tied to
     how many groups are whole by then, so it comes earlier where generation is faster than predicted.
 
     `counts`: of ranks; `rooms_s`: when there is room for each. `paces`: how generation may go, each as likely: 0.9 is
@@ -149,7 +166,8 @@ def fed(
     ends = [np.maximum(pace * begin_s + whole_s, arrived_s(pace)) + own_s for pace in paces]
     call_s = np.maximum(0.0, begin_s - own_s)
     open_s = np.maximum(0.0, call_s - start_s)
-    return Streamed(counts, ready_s, open_s, call_s, end_s, np.mean(ends, axis=0))
+    early = np.ones(open_s.shape, np.bool_)
+    return Gangs(batch, np.array(counts), open_s, call_s, end_s, np.mean(ends, axis=0), early, open_s < last_s)
 
 
 def rank_counts(least: int, most: int) -> list[int]:
