@@ -33,30 +33,31 @@ class Stream:
     """Micro-batches of finished samples, and what a stage makes of them on any number of replicas, which take `start_s`
     to start: by the first micro-batch, or ahead of it (`prewarmed`).
 
-    `finish_s` [S] ascending: when samples are finished; a micro-batch is ready with its last.
+    `finish_s` [S] ascending: when samples are finished, `tokens` [S] of each, prompts included; a micro-batch is ready
+    with its last. What comes late is long.
     """
 
     def __init__(
-        self, finish_s: Array, mean_tokens: float, cost: WorkCost, micro_batch: int, start_s: float, prewarmed: bool
+        self, finish_s: Array, tokens: Array, cost: WorkCost, micro_batch: int, start_s: float, prewarmed: bool
     ) -> None:
         count = len(finish_s)
-        stops = np.append(np.arange(micro_batch, count, micro_batch), count)
-        self.ready, self.sizes = finish_s[stops - 1], np.diff(np.concatenate(([0], stops)))
+        starts = np.arange(0, count, micro_batch)
+        stops = np.append(starts[1:], count)
+        self.ready, self.sizes = finish_s[stops - 1], stops - starts
         self.start_s, self.ahead_s = start_s, start_s if prewarmed else 0.0
-        self.work_s = cost.work_s(micro_batch, micro_batch * mean_tokens)
-        self.last_s = cost.work_s(self.sizes[-1], self.sizes[-1] * mean_tokens)
+        self.works = cost.call_s + cost.sample_s * self.sizes + cost.token_s * np.add.reduceat(tokens, starts)
+        self.all_s = float(self.works.sum())
 
     def _opened_s(self, room_at_s: float) -> float:
         return max(float(self.ready[0]) - self.ahead_s, room_at_s, 0.0)
 
     def least(self, replicas: int, room_at_s: float) -> tuple[float, float]:
         """No earlier end, and no fewer replica-seconds, than these."""
-        used, count = min(replicas, len(self.sizes)), len(self.sizes)
+        used = min(replicas, len(self.sizes))
         opened, last_ready = self._opened_s(room_at_s), float(self.ready[-1])
-        all_s = (count - 1) * self.work_s + self.last_s
         begin = max(opened + self.start_s, float(self.ready[0]))
-        end_s = max(begin + all_s / used, last_ready + self.last_s)
-        return end_s, max(used * (last_ready - opened), all_s)
+        end_s = max(begin + self.all_s / used, last_ready + float(self.works[-1]))
+        return end_s, max(used * (last_ready - opened), self.all_s)
 
     def follow(self, replicas: int, room_at_s: float = 0.0) -> Follower:
         """`room_at_s`: when there is room for the replicas at the earliest. A replica is paid for from its start to its
@@ -65,15 +66,15 @@ class Stream:
         used = min(replicas, len(self.sizes))
         opened = self._opened_s(room_at_s)
         begin = max(opened + self.start_s, float(self.ready[0]))
-        # Equal work goes to the replicas in turn: end_k = max(ready_k, end_{k - used}) + work, solved for each replica
-        # as max_{i <= k} (ready_i - i work) + (k + 1) work.
+        # The replicas take turns: end_k = max(ready_k, end_{k - used}) + work_k, solved for each replica as
+        # max_{i <= k} (ready_i - work before i) + work up to k.
         rounds = -(-len(self.sizes) // used)
-        turns = np.full(rounds * used, -np.inf)
+        turns, works = np.full(rounds * used, -np.inf), np.zeros(rounds * used)
         turns[: len(self.sizes)] = np.maximum(self.ready, begin)
-        work_s = np.arange(rounds)[:, None] * self.work_s
-        ends = (np.maximum.accumulate(turns.reshape(rounds, used) - work_s, axis=0) + work_s + self.work_s).ravel()
+        works[: len(self.sizes)] = self.works
+        done = np.cumsum(works.reshape(rounds, used), axis=0)
+        ends = (np.maximum.accumulate(turns.reshape(rounds, used) - done + works.reshape(rounds, used)) + done).ravel()
         ends = ends[: len(self.sizes)]
-        ends[-1] += self.last_s - self.work_s
         paid_s = float(np.maximum(ends[-used:], self.ready[-1]).sum()) - used * opened
         return Follower(used, begin, float(ends.max()), paid_s, np.repeat(ends, self.sizes))
 

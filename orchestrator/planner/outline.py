@@ -97,10 +97,10 @@ class Outliner:
         self.costs, self.policy, self.goal, self.load = costs, policy, goal, load
         self.fed, self.paces = fed if policy.feed else frozenset[str](), paces
         self.samples = samples = len(load.lengths)
-        self.mean_tokens = float((load.prompt_tokens + load.lengths).mean())
+        self.tokens = load.prompt_tokens + load.lengths
         # Starting ahead buys time with the risk of idle replicas: where time is worth nothing it only costs.
         self.ahead = policy.prewarm and (goal.objective != "cost" or goal.deadline_s is not None)
-        self.cuts = Cuts(costs, policy, goal, samples, self.mean_tokens, self.fed)
+        self.cuts = Cuts(costs, policy, goal, samples, float(self.tokens.mean()), self.fed)
         self.last_s, self.rest = self.cuts.last_s, self.cuts.rest
         self.wide = costs.wide if policy.wide else None
         self.delay_s = 0.0 if costs.name in costs.warm else costs.start_s[costs.name]
@@ -145,9 +145,10 @@ class Outliner:
             room.promise(gpus[TAIL], [at_s + self.delay_s for at_s in tail.ends_s], tail.open_s + self.delay_s)
         followers: dict[str, Follower] = {}
         after = sum(gpus[name] for name in costs.followers)
+        tokens = self.tokens[numbers]
         for name in costs.followers:
             after -= gpus[name]
-            followers[name] = self._beside(name, finish_s, room, micro_batch, after)
+            followers[name] = self._beside(name, finish_s, tokens, room, micro_batch, after)
             room.take(followers[name].replicas * gpus[name], followers[name].end_s)
         generated_s = float(finish_s[-1])
         paid = {costs.name: tail.replica_s + costs.start_s[costs.name] * len(shards)}
@@ -156,7 +157,7 @@ class Outliner:
         paid |= {name: f.replica_s for name, f in followers.items()}
         spent = sum(costs.price[name] * seconds for name, seconds in paid.items())
         own_gpus = len(shards) * gpus[costs.name]
-        trainers = self._trainers(followers, finish_s, numbers, room, own_gpus, spent, beam)
+        trainers = self._trainers(followers, finish_s, numbers, room, tail, own_gpus, spent, beam)
         paid |= {name: t.replica_s for name, t in trainers.items()}
         replicas = {costs.name: len(shards)} | {name: f.replicas for name, f in followers.items()}
         replicas |= {name: t.replicas for name, t in trainers.items()}
@@ -182,7 +183,7 @@ class Outliner:
             time_s - self.delay_s + again_s, cost, gpu_s, paid, stages, tail.open_s + self.delay_s,
         )  # fmt: skip
 
-    def _beside(self, name: str, finish_s: Array, room: Room, micro_batch: int, after: int) -> Follower:
+    def _beside(self, name: str, finish_s: Array, tokens: Array, room: Room, micro_batch: int, after: int) -> Follower:
         """The stage on as many replicas as the goal likes best. It begins with the first samples, whenever they come:
         what is promised, and a replica of each stage after it (`after` GPUs), have to fit beside it.
         """
@@ -196,7 +197,7 @@ class Outliner:
                 max(end_s, float(finish_s[-1])) + self.last_s, costs.price[name] * replica_s + self.rest
             )
 
-        stage = Stream(finish_s, self.mean_tokens, costs.followers[name], micro_batch, start_s, self.ahead)
+        stage = Stream(finish_s, tokens, costs.followers[name], micro_batch, start_s, self.ahead)
         bounds = [(value(*stage.least(n, room.at_s(n * limits.gpus))), n) for n in counts]
         best: Follower | None = None
         for bound, count in sorted(bounds):
@@ -209,8 +210,8 @@ class Outliner:
         return best
 
     def _trainers(
-        self, followers: Mapping[str, Follower], finish_s: Array, numbers: Numbers, room: Room, gpus: int, spent: float,
-        beam: int,
+        self, followers: Mapping[str, Follower], finish_s: Array, numbers: Numbers, room: Room, tail: TailChoice, gpus: int,
+        spent: float, beam: int,
     ) -> dict[str, Trainer]:  # fmt: skip
         """The train functions, those that are fed first, on as many ranks as the goal likes best: the choice for one
         leaves room to the next, so the best `beam` choices are followed up. `gpus`: of the next step's generate;
@@ -224,6 +225,10 @@ class Outliner:
         if self.policy.colocated:  # stages that begin after generation take turns on the GPUs
             last_s = float(finish_s[-1])
             ready_s = last_s + sum(max(0.0, f.end_s - max(f.begin_s, last_s)) for f in followers.values())
+        if tail.function == TAIL:
+            # So many groups cannot be whole before the tail has its replicas: whoever waits for them comes after those.
+            groups = len(load.ready_s) - tail.cut_below // self.load.per_prompt + 1
+            room.begun(float(np.sort(load.ready_s)[min(groups, len(load.ready_s) - 1)]))
         plans = [_Training({}, room, ready_s, ready_s, spent)]
         for name in sorted(costs.trainers, key=lambda name: name not in self.fed):
             options = [self._options(name, load, plan) for plan in plans]

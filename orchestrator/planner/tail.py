@@ -26,7 +26,7 @@ from orchestrator.planner.rollout import finish_times_s
 Array = npt.NDArray[np.float64]
 FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 """Shares of the step's samples that are compared as thresholds."""
-WIDE_FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8)
+WIDE_FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 0.9)
 """The same of a tail that goes on with the second function."""
 
 

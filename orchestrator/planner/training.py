@@ -184,6 +184,8 @@ class Room:
         self._gpus = gpus
         self._profiles: list[dict[float, int]] = [{}]
         """Changes of the number of free GPUs by time: as planned; and with what is promised held from the start."""
+        self._promised = (0, 0.0)
+        """GPUs, and until when."""
         self._free: list[_Free] = []
         """Of each profile, until something is taken."""
 
@@ -199,11 +201,19 @@ class Room:
         placed after this, and waits for what they make, leaves them room even if all goes otherwise than planned. What
         was placed before this does not wait for them.
         """
-        held = {0.0: -gpus * len(until_s), max(until_s): gpus * len(until_s)}
         for at_s in until_s:
             self.take(gpus, at_s, from_s)
-        self._profiles.append(held)
+        self._promised = (gpus * len(until_s), max(until_s))
+        self._profiles.append({0.0: -self._promised[0], self._promised[1]: self._promised[0]})
         self._free = []
+
+    def begun(self, by_s: float) -> None:
+        """Those to whom it is promised have it by then, however late that comes."""
+        gpus, until_s = self._promised
+        if by_s < until_s:
+            changes, self._free = self._profiles[1], []
+            changes[until_s] -= gpus
+            changes[by_s] = changes.get(by_s, 0) + gpus
 
     def less(self, gpus: int, until_s: float) -> Room:
         """The same with so many taken."""

@@ -77,14 +77,17 @@ def test_best_cut_never_loses_against_none() -> None:
 def test_follow_by_hand() -> None:
     cost = WorkCost(1.0, 0.5, 0.0)
     finish = np.array([1.0, 2.0, 3.0, 10.0])
-    whole = Stream(finish, 0.0, cost, 4, 4.0, prewarmed=False).follow(2)
+    whole = Stream(finish, np.zeros(4), cost, 4, 4.0, prewarmed=False).follow(2)
     assert (whole.replicas, whole.begin_s, whole.end_s, whole.replica_s) == (1, 14.0, 17.0, 7.0)
-    ahead = Stream(finish, 0.0, cost, 4, 4.0, prewarmed=True).follow(2)
+    ahead = Stream(finish, np.zeros(4), cost, 4, 4.0, prewarmed=True).follow(2)
     assert (ahead.begin_s, ahead.end_s, ahead.replica_s) == (10.0, 13.0, 7.0)
-    halves = Stream(finish, 0.0, cost, 2, 0.0, prewarmed=True).follow(1)
+    halves = Stream(finish, np.zeros(4), cost, 2, 0.0, prewarmed=True).follow(1)
     # 2 samples ready at 2 (2 s of work), 2 at 10: done at 12; the replica is paid for from 2 on.
     assert (halves.begin_s, halves.end_s, halves.replica_s) == (2.0, 12.0, 10.0)
-    late = Stream(finish, 0.0, cost, 2, 1.0, prewarmed=True).follow(1, room_at_s=9.0)
+    # The last two are longer: 2 s of work, then 2 + 3.
+    longer = Stream(finish, np.array([0.0, 0.0, 1.0, 2.0]), WorkCost(1.0, 0.5, 1.0), 2, 0.0, prewarmed=True).follow(1)
+    assert (longer.end_s, longer.done_s.tolist()) == (15.0, [4.0, 4.0, 15.0, 15.0])
+    late = Stream(finish, np.zeros(4), cost, 2, 1.0, prewarmed=True).follow(1, room_at_s=9.0)
     assert (late.begin_s, late.end_s) == (10.0, 14.0)
 
 
@@ -95,7 +98,7 @@ def test_follow_by_hand() -> None:
 def test_no_stage_is_better_than_its_bound(
     finish: list[float], micro_batch: int, replicas: int, room_at_s: float, prewarmed: bool
 ) -> None:
-    stage = Stream(np.sort(finish), 10.0, WorkCost(0.3, 0.2, 0.01), micro_batch, 2.0, prewarmed)
+    stage = Stream(np.sort(finish), np.linspace(5.0, 40.0, len(finish)), WorkCost(0.3, 0.2, 0.01), micro_batch, 2.0, prewarmed)
     found, (end_s, replica_s) = stage.follow(replicas, room_at_s), stage.least(replicas, room_at_s)
     assert found.end_s >= end_s - 1e-9
     assert found.replica_s >= replica_s - 1e-9

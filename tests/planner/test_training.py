@@ -96,6 +96,8 @@ def test_room_promised_is_there_whenever_it_is_asked_for() -> None:
     room.take(1, 20.0)
     assert [room.fits(n) for n in (1, 2)] == [True, False]
     assert [room.at_s(n) for n in (1, 2, 8)] == [0.0, 12.0, 20.0]
+    room.begun(11.0)  # from then on they have what was promised: 5 are free beside the last of them
+    assert [room.at_s(n) for n in (1, 2, 5, 6, 8)] == [0.0, 11.0, 11.0, 12.0, 20.0]
 
 
 def test_rank_counts() -> None:
