@@ -210,8 +210,8 @@ class Outliner:
         return best
 
     def _trainers(
-        self, followers: Mapping[str, Follower], finish_s: Array, numbers: Numbers, room: Room, tail: TailChoice, gpus: int,
-        spent: float, beam: int,
+        self, followers: Mapping[str, Follower], finish_s: Array, numbers: Numbers, room: Room, tail: TailChoice,
+        gpus: int, spent: float, beam: int,
     ) -> dict[str, Trainer]:  # fmt: skip
         """The train functions, those that are fed first, on as many ranks as the goal likes best: the choice for one
         leaves room to the next, so the best `beam` choices are followed up. `gpus`: of the next step's generate;

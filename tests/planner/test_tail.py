@@ -98,7 +98,8 @@ def test_follow_by_hand() -> None:
 def test_no_stage_is_better_than_its_bound(
     finish: list[float], micro_batch: int, replicas: int, room_at_s: float, prewarmed: bool
 ) -> None:
-    stage = Stream(np.sort(finish), np.linspace(5.0, 40.0, len(finish)), WorkCost(0.3, 0.2, 0.01), micro_batch, 2.0, prewarmed)
+    cost, tokens = WorkCost(0.3, 0.2, 0.01), np.linspace(5.0, 40.0, len(finish))
+    stage = Stream(np.sort(finish), tokens, cost, micro_batch, 2.0, prewarmed)
     found, (end_s, replica_s) = stage.follow(replicas, room_at_s), stage.least(replicas, room_at_s)
     assert found.end_s >= end_s - 1e-9
     assert found.replica_s >= replica_s - 1e-9
