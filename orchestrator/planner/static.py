@@ -43,17 +43,18 @@ def balance(loads: Sequence[float], bins: int) -> list[list[int]]:
     return shards
 
 
+MICRO_BATCH, CALLS = 32, 32
+"""Finished samples that are handed on at a time, at least; and calls that hand on a step's samples, at most."""
+
+
 class StaticPlanner:
     """Replicas as configured for the whole job; nothing is cut, nothing is learned but each prompt's last length.
 
     `keep_warm`: all functions stay up between steps (a reserved cluster); else all go to zero when they are idle.
     """
 
-    def __init__(self, *, keep_warm: bool = False, micro_batch: int = 32, generate: str = "generate") -> None:
-        if micro_batch < 1:
-            raise ValueError(f"micro_batch is {micro_batch} (wants >= 1)")
+    def __init__(self, *, keep_warm: bool = False, generate: str = "generate") -> None:
         self.keep_warm = keep_warm
-        self.micro_batch = micro_batch
         self.generate = generate
         self.last_length: dict[int, float] = {}
 
@@ -70,7 +71,7 @@ class StaticPlanner:
         return StepPlan(
             replicas=replicas,
             shards=[[row * n + index for row in shard for index in range(n)] for shard in shards],
-            micro_batch=max(1, min(self.micro_batch, len(request.prompts) * n)),
+            micro_batch=max(MICRO_BATCH, -(-len(request.prompts) * n // CALLS)),
             keep=frozenset(request.functions) - {TAIL} if self.keep_warm else frozenset(),
             predicted_lengths=[load for load in loads for _ in range(n)] if known else (),
         )
