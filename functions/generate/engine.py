@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from functions.samples import Finish
+from functions.weights.local_copy import Changes
 from functions.wire import Version
 
 
@@ -74,8 +75,12 @@ class EngineStats:
 class Engine(Protocol):
     """Holds one version of the policy and samples from it."""
 
-    def load(self, version: Version, model_dir: Path) -> None:
-        """Makes `model_dir` (a Hugging Face directory) the policy. Does nothing if that version is held already."""
+    def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> None:
+        """Makes `model_dir` (a Hugging Face directory) the policy. Does nothing if that version is held already.
+
+        `changes` lead to it from an earlier version: an engine that holds that one may apply them to what it holds
+        instead of reading the directory.
+        """
         ...
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, stop: Callable[[], bool]) -> Iterator[Sample]:

@@ -35,6 +35,7 @@ from functions.generate.prefill import common_head, prefill
 from functions.generate.requests import check_requests, eos_ids, unchanged
 from functions.generate.sampling import draw, uniforms
 from functions.samples import Finish
+from functions.weights.local_copy import Changes
 from functions.wire import Version
 
 _LANES = 8
@@ -59,7 +60,7 @@ class TorchEngine:
         self._head: Tensor | None = None
         """Keys and values of what all prompts of the call begin with."""
 
-    def load(self, version: Version, model_dir: Path) -> None:
+    def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> None:
         if version == self._version:
             return
         from transformers import AutoConfig

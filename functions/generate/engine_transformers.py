@@ -25,6 +25,7 @@ from functions.generate.requests import check_requests, eos_ids, unchanged
 from functions.generate.sampling import draw, stream_keys, uniforms
 from functions.models import load_causal_lm
 from functions.samples import Finish
+from functions.weights.local_copy import Changes
 from functions.wire import Version
 
 
@@ -37,7 +38,7 @@ class TransformersEngine:
         self._eos = np.zeros(0, np.int64)
         self._stats = EngineStats(0, 0, 0, 0, 0.0, 0.0)
 
-    def load(self, version: Version, model_dir: Path) -> None:
+    def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> None:
         if version == self._version:
             return
         self._version, self._model = None, None

@@ -31,6 +31,7 @@ from functions.generate.sampling import stream_keys
 from functions.generate.vllm_adapter import Adapter, Layout, read_adapter, read_layout
 from functions.generate.vllm_start import VllmSettings, start
 from functions.samples import Finish
+from functions.weights.local_copy import Changes
 from functions.wire import Version
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class VllmEngine:
 
     # --- versions --------------------------------------------------------------------------------------------------
 
-    def load(self, version: Version, model_dir: Path) -> None:
+    def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> None:
         """See Engine. A directory with adapter_config.json is a LoRA adapter for the base model that it names.
 
         The same architecture is updated in place, another one starts a new engine (so does a new base model under
@@ -69,11 +70,11 @@ class VllmEngine:
         if adapter is not None:
             self._load_adapter(version, adapter)
             return
-        self._version, self._base = None, None
-        self._load_weights(model_dir)
+        held, self._version, self._base = self._version, None, None
+        self._load_weights(model_dir, None if changes is None or changes.since != held else changes)
         self._version, self._base = version, model_dir
 
-    def _load_weights(self, model_dir: Path) -> None:
+    def _load_weights(self, model_dir: Path, changes: Changes | None = None) -> None:
         layout = read_layout(model_dir)
         config = json.loads((model_dir / "config.json").read_bytes())
         if self._engine is None or self._settings.lora_rank or (layout, config) != (self._layout, self._config):
@@ -82,7 +83,9 @@ class VllmEngine:
             self._layout, self._config = layout, config
         else:
             try:
-                self._engine.collective_rpc("rlhf_reload", args=(str(model_dir),))
+                shapes = {name: shape for name, (_, shape) in layout.items()}
+                if changes is None or not all(self._engine.collective_rpc("rlhf_patch", args=(changes.deltas, shapes))):
+                    self._engine.collective_rpc("rlhf_reload", args=(str(model_dir),))
             except Exception as error:
                 raise ReplicaBroken(f"weights of {model_dir} could not be applied in place: {error}") from error
             self._forget_prefixes()

@@ -54,13 +54,13 @@ class HeldPolicy:
     def _with_whole(self, version: Version, copy: LocalCopy, context: Context) -> tuple[Engine, Choice]:
         self._base = None
         try:
-            directory = copy.bring(context.exchange, version, context.phase)
+            arrival = copy.bring(context.exchange, version, context.phase)
         except Corrupt:
             self._close()  # on a CPU its weights may be the pages of files that a wrong delta has changed
             raise
-        engine, choice = self._started(directory, context)
+        engine, choice = self._started(arrival.directory, context)
         with context.phase("load"):
-            engine.load(version, directory)
+            engine.load(version, arrival.directory, arrival.changes)
         copy.settle()
         self._base = version
         return engine, choice

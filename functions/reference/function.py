@@ -143,7 +143,7 @@ class ReferenceFunction:
             root = Path(context.scratch) / "critics" / version.model
             copy = self._critics.setdefault(version.model, LocalCopy(root))
         try:
-            directory = copy.bring(context.exchange, version, context.phase)
+            directory = copy.bring(context.exchange, version, context.phase).directory
             with context.phase("load"):
                 load = load_causal_lm if operation == "logprobs" else load_critic
                 model = load(directory, dtype=self._dtype, device=str(self._device))

@@ -29,6 +29,21 @@ Phase = Callable[[str], AbstractContextManager[None]]
 """Context.phase: `fetch`, and within it `fetch delta` where the version comes so."""
 
 
+@dataclass(frozen=True)
+class Changes:
+    """What was overwritten in version `since`: the parts (delta.py) of each version after it, in their order."""
+
+    since: Version
+    deltas: tuple[tuple[bytes, ...], ...]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    directory: Path
+    changes: Changes | None
+    """None where it was fetched whole."""
+
+
 class LocalCopy:
     """Of one version at a time, below `root`."""
 
@@ -37,8 +52,8 @@ class LocalCopy:
         self._held: Manifest | None = None
         self._directory = root
 
-    def bring(self, exchange: Exchange, version: Version, phase: Phase) -> Path:
-        """The directory of `version`, loadable by transformers and vLLM.
+    def bring(self, exchange: Exchange, version: Version, phase: Phase) -> Arrival:
+        """The directory of `version`, loadable by transformers and vLLM, and the deltas that it came by.
 
         Who still maps files of a directory handed out before sees them change. Raises NotFound for a version that was
         not published, and Corrupt, naming version and tensor, for altered bytes and for a delta that does not lead to
@@ -49,13 +64,14 @@ class LocalCopy:
         with phase("fetch"):
             manifest = read_manifest(exchange, version)
             way = None if held is None else _way(exchange, held, manifest)
-            if way is None or not self._by_deltas(exchange, way, manifest, phase):
+            deltas = None if way is None else self._by_deltas(exchange, way, manifest, phase)
+            if deltas is None:
                 self.drop()
                 materialize(exchange, version, directory)
             elif self._directory != directory:
                 self._directory.rename(directory)
         self._held, self._directory = manifest, directory
-        return directory
+        return Arrival(directory, None if held is None or deltas is None else Changes(held.version, deltas))
 
     def settle(self) -> None:
         """After the weights were loaded: deletes a copy that no delta will lead on from."""
@@ -66,21 +82,24 @@ class LocalCopy:
         self._held = None
         shutil.rmtree(self._root, ignore_errors=True)
 
-    def _by_deltas(self, exchange: Exchange, way: Sequence[Manifest], to: Manifest, phase: Phase) -> bool:
-        """Whether all of them were there: nothing is touched before that."""
+    def _by_deltas(
+        self, exchange: Exchange, way: Sequence[Manifest], to: Manifest, phase: Phase
+    ) -> tuple[tuple[bytes, ...], ...] | None:
+        """The deltas that were applied; None where one is gone: nothing is touched before all are there."""
         with phase("fetch delta"):
             try:
-                parts = [(step, exchange.durable.get(ref)) for step in way for ref in step.delta]
+                deltas = tuple(tuple(exchange.durable.get(ref) for ref in step.delta) for step in way)
             except NotFound:
-                return False
+                return None
             tensors = _mapped(self._directory)
-            for step, part in parts:
-                _apply(part, step, tensors)
+            for step, parts in zip(way, deltas, strict=True):
+                for part in parts:
+                    _apply(part, step, tensors)
             for entry in to.tensors:
                 if tensor_hash(tensors[entry.name].data) != entry.hash:
                     who = f"weights {label(to.version)}, tensor {entry.name!r}"
                     raise Corrupt(f"{who}: its delta does not lead to the bytes published")
-        return True
+        return deltas
 
 
 def directory_name(version: Version) -> str:
@@ -89,8 +108,8 @@ def directory_name(version: Version) -> str:
 
 
 def followed(manifest: Manifest) -> bool:
-    """Whether versions after this one may come as deltas: whole models with weights of two bytes. A step changes all
-    float32 weights."""
+    """Whether versions after this one may come as deltas: whole models with weights of two bytes. A step changes
+    most of those of four."""
     return manifest.adapter is None and any(ITEM_BYTES[entry.dtype] == 2 for entry in manifest.tensors)
 
 

@@ -15,12 +15,13 @@ from functions.weights.manifest import Adapter, Manifest, TensorEntry, label, re
 from functions.weights.ranges import Range, read_blobs, read_ranges
 from functions.wire import Json, Version
 
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+"""By the names that manifests have for them."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def publish(
@@ -115,7 +116,7 @@ def fetch_rows(
 
 
 def _tensor(entry: TensorEntry, shape: Sequence[int], data: memoryview) -> Tensor:
-    tensor = torch.empty(tuple(shape), dtype=_DTYPES[entry.dtype])
+    tensor = torch.empty(tuple(shape), dtype=DTYPES[entry.dtype])
     tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(data, np.uint8)
     return tensor
 

@@ -93,7 +93,7 @@ def test_a_copy_follows_a_trainer_and_a_critic(bench: Bench, tmp_path: Path) -> 
         steps = [Version.from_json(s["version"]) for s in train(bench, params, [TrainFunction(device="cpu")] * 3)]
         copy, context = LocalCopy(tmp_path / name), bench.context()
         for number, version in enumerate(steps):
-            directory = copy.bring(bench.exchange, version, context.phase)
+            directory = copy.bring(bench.exchange, version, context.phase).directory
             whole = materialize(bench.exchange, version, tmp_path / "whole" / name / str(number))
             file = "model.safetensors"
             assert (directory / file).read_bytes() == (whole / file).read_bytes()

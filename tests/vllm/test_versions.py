@@ -15,6 +15,10 @@ from safetensors.torch import load_file, save_file
 from functions.function import FatalError, ReplicaBroken
 from functions.generate.engine import Request, Sample, Sampling
 from functions.generate.engine_vllm import VllmEngine
+from functions.weights.delta import difference
+from functions.weights.local_copy import Changes
+from functions.weights.manifest import Manifest, TensorEntry, block_hashes
+from functions.weights.store import blobs
 from functions.wire import Version
 from tests.vllm.samples import Logprobs, random_prompts, requests, run
 
@@ -49,6 +53,65 @@ def test_a_new_version_is_applied_in_place(
         assert {sample.version for sample in found.values()} == {number}
     assert len(cores) == 1, "an update started a new engine"
     engine.load(Version("policy", 2), Path("/nowhere"))  # held already
+
+
+def changed(model: Path, to: Path, value: float | None = None) -> tuple[bytes, ...]:
+    """A copy of `model` in `to` with a few weights changed (one of them to `value`), and the delta."""
+    shutil.copytree(model, to)
+    old = load_file(model / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    new = {n: torch.where(torch.rand(t.shape, generator=generator) < 0.05, t * 2 + 0.05, t) for n, t in old.items()}
+    if value is not None:
+        new["model.layers.0.mlp.up_proj.weight"][0, 0] = value
+    save_file(new, to / "model.safetensors", metadata={"format": "pt"})
+    entries = [
+        TensorEntry(name, blob.dtype, blob.shape, (), block_hashes(blob.data)) for name, blob in blobs(old).items()
+    ]
+    delta = difference(Manifest(Version("policy", 0), None, tuple(entries)), blobs(old), blobs(new))
+    assert delta is not None
+    assert delta.parts
+    return delta.parts
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_delta_is_applied_to_the_weights_in_place(
+    make_engine: Callable[..., VllmEngine], make_model: Callable[..., Path], logprobs: Logprobs, tied: bool,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """The files of the new version hold zeros: what is sampled from can only be the old weights and the delta."""
+    before, after, zeros = make_model(40, tie_word_embeddings=tied), tmp_path / "after", tmp_path / "zeros"
+    parts = changed(before, after)
+    shutil.copytree(after, zeros)
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in load_file(after / "model.safetensors").items()}
+    save_file(tensors, zeros / "model.safetensors", metadata={"format": "pt"})
+    engine, wanted = make_engine(), requests(random_prompts(0, [300, 20]), 2)
+    engine.load(Version("policy", 0), before)
+    old = run(engine, wanted, SAMPLING)
+    engine.load(Version("policy", 1), zeros, Changes(Version("policy", 0), (parts,)))
+    found = run(engine, wanted, SAMPLING)
+    assert worst(logprobs, after, wanted, found) <= BOUND
+    assert worst(logprobs, before, wanted, found) > 0.1
+    assert worst(logprobs, before, wanted, old) <= BOUND
+    engine.load(Version("policy", 2), after)  # the same weights from files: the same bits
+    for number, sample in run(engine, wanted, SAMPLING).items():
+        assert np.array_equal(sample.response, found[number].response)
+        assert np.array_equal(sample.logprobs, found[number].logprobs)
+
+
+def test_where_a_delta_cannot_be_applied_the_files_are_loaded(
+    make_engine: Callable[..., VllmEngine], make_model: Callable[..., Path], logprobs: Logprobs, tmp_path: Path
+) -> None:
+    """It begins at a version that is not held; it holds a NaN, which vLLM takes for "unchanged"."""
+    before, engine, wanted = make_model(41), make_engine(), requests(random_prompts(0, [20]))
+    engine.load(Version("policy", 0), before)
+    after = tmp_path / "after"
+    parts = changed(before, after)
+    engine.load(Version("policy", 5), after, Changes(Version("policy", 4), (parts[:0],)))
+    assert worst(logprobs, after, wanted, run(engine, wanted, SAMPLING)) <= BOUND
+    engine.load(Version("policy", 0), before)
+    nan = changed(before, tmp_path / "nan", float("nan"))
+    engine.load(Version("policy", 6), after, Changes(Version("policy", 0), (nan,)))
+    assert worst(logprobs, after, wanted, run(engine, wanted, SAMPLING)) <= BOUND
 
 
 def test_another_architecture_starts_another_engine(

@@ -214,7 +214,7 @@ def step(exchange: DirectoryExchange, parent: Version, version: Version, share: 
 
 
 def arrives(copy: LocalCopy, exchange: DirectoryExchange, version: Version, told: Told) -> list[str]:
-    directory = copy.bring(exchange, version, told)
+    directory = copy.bring(exchange, version, told).directory
     expected = materialize(exchange, version, directory.parent.parent / "whole")
     assert sorted(p.name for p in directory.iterdir()) == ["config.json", "model.safetensors"]
     assert same(load_file(directory / "model.safetensors"), load_file(expected / "model.safetensors"))
@@ -242,7 +242,7 @@ def test_only_the_delta_is_read(exchange: DirectoryExchange, chain: list[Version
     expected = fetch(exchange, chain[1])
     for key in manifest.keys() - {manifest_key(chain[1]), *(ref.key for ref in manifest.delta)}:
         exchange.delete(key)
-    directory = copy.bring(exchange, chain[1], told)
+    directory = copy.bring(exchange, chain[1], told).directory
     assert same(load_file(directory / "model.safetensors"), expected)
 
 
@@ -305,7 +305,7 @@ def test_a_copy_that_was_changed_is_not_built_on(
     exchange: DirectoryExchange, chain: list[Version], tmp_path: Path
 ) -> None:
     copy, told = LocalCopy(tmp_path / "copy"), Told()
-    directory = copy.bring(exchange, chain[0], told)
+    directory = copy.bring(exchange, chain[0], told).directory
     data = bytearray((directory / "model.safetensors").read_bytes())
     data[-5] ^= 1
     (directory / "model.safetensors").write_bytes(data)
@@ -321,7 +321,7 @@ def test_only_copies_that_can_follow_are_kept(exchange: DirectoryExchange, tmp_p
             model_files={"config.json": b'{"model_type": "llama"}'}, parent=None,
         )  # fmt: skip
         copy = LocalCopy(tmp_path / name)
-        directory = copy.bring(exchange, version, Told())
+        directory = copy.bring(exchange, version, Told()).directory
         assert directory.is_dir()
         copy.settle()
         assert directory.is_dir() == kept
