@@ -45,16 +45,21 @@ class Head:
     scale: float
 
 
-def output_head(model: PreTrainedModel) -> Head:
-    """The model's output head. ValueError where its own logits are not what this form gives (checked on four tokens):
-    log-probabilities computed from such states would be wrong without a sign of it."""
+def head_form(model: PreTrainedModel) -> Head:
+    """The output head as the model's configuration describes it."""
     layer, config = lm_head(model), model.config
-    head = Head(
+    return Head(
         layer.weight,
         layer.bias,
         getattr(config, "final_logit_softcapping", None),
         float(getattr(config, "logits_scaling", 1.0)) / float(getattr(config, "logit_scale", 1.0)),
     )
+
+
+def output_head(model: PreTrainedModel) -> Head:
+    """`head_form`. ValueError where the model's own logits are not what this form gives (checked on four tokens):
+    log-probabilities computed from such states would be wrong without a sign of it."""
+    layer, head = lm_head(model), head_form(model)
     tokens = torch.arange(4, device=layer.weight.device)[None] % layer.weight.shape[0]
     with torch.no_grad():
         _use_attention(model, row_attention(model))

@@ -22,7 +22,8 @@ class LoraLinear(nn.Module):
         super().__init__()
         self.base = base
         self.scale = alpha / rank
-        device = base.weight.device
+        meta = base.weight.is_meta  # its weights come later (functions/train/sharded.py), the adapter's are made here
+        device = torch.device("cpu") if meta else base.weight.device
         # A's bits follow from the layer's name alone: two trainers that start from one version start alike
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1
         start = torch.empty(rank, base.in_features)

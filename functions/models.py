@@ -86,6 +86,16 @@ def load_critic(directory: Path, *, dtype: torch.dtype = torch.float32, device: 
     return model
 
 
+def empty_causal_lm(directory: Path, *, dtype: torch.dtype) -> PreTrainedModel:
+    """As `load_causal_lm`, of the directory's configuration alone: parameters are on the meta device, buffers real."""
+    return _empty(AutoModelForCausalLM, directory, dtype)
+
+
+def empty_critic(directory: Path, *, dtype: torch.dtype) -> PreTrainedModel:
+    """As `load_critic`, without weights."""
+    return _empty(AutoModelForSequenceClassification, directory, dtype)
+
+
 def backbone(model: PreTrainedModel) -> nn.Module:
     """The part that turns tokens into hidden states [B, T, H] (final norm included), without a head."""
     inner: nn.Module = model.base_model
@@ -144,12 +154,46 @@ def row_attention(model: PreTrainedModel) -> str:
     return "sdpa" if getattr(model, "_supports_sdpa", False) and not capped else "eager"
 
 
+def _empty(auto: Any, directory: Path, dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        with _quiet(), _parameters_on_meta():
+            model: PreTrainedModel = auto.from_config(_config(auto, directory), dtype=dtype)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ValueError(f"model {directory}: transformers cannot make it: {first}") from error
+    vars(model)["_weight_conversions"] = []  # as `from_pretrained` notes it of a checkpoint with the model's own names
+    model.eval()
+    model.set_attn_implementation(row_attention(model))
+    return model
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Every parameter that a module gets is put on the meta device at once: initialisers then write nothing."""
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _config(auto: Any, directory: Path) -> PreTrainedConfig:
+    extra = {} if auto is AutoModelForCausalLM else {"num_labels": 1}
+    return _without_noise(AutoConfig.from_pretrained(directory, local_files_only=True, **extra))
+
+
 def _load(auto: Any, directory: Path, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, list[str]]:
     weight_files(directory)  # one clear line for a directory that holds no model
-    extra = {} if auto is AutoModelForCausalLM else {"num_labels": 1}
     try:
         with _quiet():
-            config = _without_noise(AutoConfig.from_pretrained(directory, local_files_only=True, **extra))
+            config = _config(auto, directory)
             model, info = auto.from_pretrained(
                 directory,
                 config=config,

@@ -10,7 +10,7 @@ reads it. A rank whose rows begin within a block sends the bytes up to that bloc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,8 +33,8 @@ def rows_of(count: int, size: int) -> list[tuple[int, int]]:
 
 def fetch_own(
     exchange: Exchange, manifest: Manifest, entries: Iterable[TensorEntry], ranks: Ranks
-) -> dict[str, Tensor]:
-    """The rank's rows of each entry, on the CPU. Raises Corrupt as functions/weights/store.fetch does."""
+) -> Iterator[tuple[str, Tensor]]:
+    """The rank's rows of each entry, by name, on the CPU. Raises Corrupt as functions/weights/store.fetch does."""
     rows = [(entry, *rows_of(entry.shape[0], ranks.size)[ranks.rank]) for entry in entries]
     return fetch_rows(exchange, manifest, rows)
 

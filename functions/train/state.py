@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from functions.train.optimizer import MASTER, Optimizer
 from functions.train.parallel import Forward, placed, shard, whole
 from functions.train.params import LoraParams, TrainParams
 from functions.train.parts import fetch_own, own_blocks
+from functions.train.sharded import Weights, sharded_model
 from functions.weights.blobs import Blob, Written, commit, write_blobs
 from functions.weights.delta import difference
 from functions.weights.manifest import Adapter, Manifest, label, manifest_key, read_manifest
@@ -72,30 +73,33 @@ def load(
     """
     manifest = read_manifest(context.exchange, version)
     directory = Path(context.scratch) / "train"
-    shutil.rmtree(directory, ignore_errors=True)
     base = _base(manifest, params)
-    with context.phase("fetch"):
-        materialize(context.exchange, base, directory)
-    frozen_dtype = torch.bfloat16 if params.lora is not None and params.dtype == "bfloat16" else torch.float32
-    try:
-        load_model = load_causal_lm if params.objective == "policy" else load_critic
-        model = load_model(directory, dtype=frozen_dtype, device=str(device) if ranks.mesh is None else "cpu")
-        head = output_head(model) if params.objective == "policy" else None
+    dtype = torch.bfloat16 if params.lora is not None and params.dtype == "bfloat16" else torch.float32
+
+    def adapt(model: PreTrainedModel) -> None:
         if params.lora is not None:
             add_adapters(model, rank=params.lora.rank, alpha=params.lora.alpha, targets=params.lora.targets)
             if manifest.adapter is not None:
                 load_adapters(model, fetch(context.exchange, version))
+
+    forward: Forward | None = None
+    try:
+        if ranks.mesh is not None:
+            masters = {e.name.removeprefix(MASTER) for e in manifest.state if e.name.startswith(MASTER)}
+            weights = Weights(read_manifest(context.exchange, base), params.objective == "policy", dtype, masters)
+            forward = sharded_model(weights, adapt, context, directory, device, ranks)
+        if forward is None:
+            forward = _whole_model(base, params, adapt, context, directory, dtype, device, ranks)
     except ValueError as error:
         raise FatalError(f"weights {label(version)}: {error}") from error
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    forward = Forward(model, head)
-    if ranks.mesh is not None:
-        shard(forward, ranks.mesh)
-    if ranks.mesh is None:
-        state = fetch_state(context.exchange, version)
-    else:
-        state = fetch_own(context.exchange, manifest, manifest.state, ranks)
+    with context.phase("fetch"):
+        if ranks.mesh is None:
+            state = fetch_state(context.exchange, version)
+        else:
+            state = dict(fetch_own(context.exchange, manifest, manifest.state, ranks))
+    model = forward.model
     named = trainable(model)
     with torch.no_grad():
         for name, parameter in named.items():
@@ -109,6 +113,23 @@ def load(
     carry, structure = dict(trainer.get("carry", {})), Structure.of(params)
     published = blobs(_stored(model, own_tensors(model), structure)) if structure.deltas and ranks.size == 1 else {}
     return TrainState(version, base, structure, model, forward, optimizer, carry, ranks, published)
+
+
+def _whole_model(
+    base: Version, params: TrainParams, adapt: Callable[[PreTrainedModel], None], context: Context, directory: Path,
+    dtype: torch.dtype, device: torch.device, ranks: Ranks,
+) -> Forward:  # fmt: skip
+    """The model with all of its weights; of a gang they are sharded afterwards."""
+    with context.phase("fetch"):
+        shutil.rmtree(directory, ignore_errors=True)
+        materialize(context.exchange, base, directory)
+    load_model = load_causal_lm if params.objective == "policy" else load_critic
+    model = load_model(directory, dtype=dtype, device=str(device) if ranks.mesh is None else "cpu")
+    forward = Forward(model, output_head(model) if params.objective == "policy" else None)
+    adapt(model)
+    if ranks.mesh is not None:
+        shard(forward, ranks.mesh)
+    return forward
 
 
 def _base(manifest: Manifest, params: TrainParams) -> Version:

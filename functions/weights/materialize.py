@@ -28,9 +28,7 @@ def materialize(exchange: Exchange, version: Version, directory: Path) -> Path:
     if manifest.adapter is not None:
         change = merger(exchange, manifest, manifest.adapter)
         manifest = read_manifest(exchange, manifest.adapter.base)
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, ref in manifest.files.items():
-        (directory / name).write_bytes(exchange.durable.get(ref))
+    write_files(exchange, manifest, directory)
     groups = _files(manifest)
     names = ["model.safetensors"]
     if len(groups) > 1:
@@ -51,6 +49,13 @@ def materialize(exchange: Exchange, version: Version, directory: Path) -> Path:
                 file.seek(begin[entry.name])
                 file.write(change(entry, data))
     return directory
+
+
+def write_files(exchange: Exchange, manifest: Manifest, directory: Path) -> None:
+    """Configuration and tokenizer, into `directory` (created)."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, ref in manifest.files.items():
+        (directory / name).write_bytes(exchange.durable.get(ref))
 
 
 def _nothing(_: TensorEntry, data: Bytes) -> Bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -100,19 +100,17 @@ def _read(exchange: Exchange, manifest: Manifest, entries: Iterable[TensorEntry]
 
 def fetch_rows(
     exchange: Exchange, manifest: Manifest, rows: Iterable[tuple[TensorEntry, int, int]]
-) -> dict[str, Tensor]:
-    """Of each entry the rows from the first number to the second (along dimension 0), by name; only the blocks that
-    hold them are read, and all of these are checked. Raises Corrupt as `fetch` does."""
+) -> Iterator[tuple[str, Tensor]]:
+    """Of each entry the rows from the first number to the second (along dimension 0), with its name; only the blocks
+    that hold them are read, and all of these are checked. Raises Corrupt as `fetch` does."""
     wanted = []
     for entry, low, high in rows:
         row_bytes = entry.size_bytes // max(1, entry.shape[0])
         wanted.append(Range(entry, low * row_bytes, high * row_bytes))
-    found = {}
     for part, data in read_ranges(exchange, manifest, wanted):
         row_bytes = part.entry.size_bytes // max(1, part.entry.shape[0])
         count = len(data) // row_bytes if row_bytes else 0
-        found[part.entry.name] = _tensor(part.entry, (count, *part.entry.shape[1:]), data)
-    return found
+        yield part.entry.name, _tensor(part.entry, (count, *part.entry.shape[1:]), data)
 
 
 def _tensor(entry: TensorEntry, shape: Sequence[int], data: memoryview) -> Tensor:

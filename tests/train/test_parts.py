@@ -18,8 +18,9 @@ from functions.train.gang import Ranks
 from functions.train.parts import fetch_own, rows_of, transfers
 from functions.weights.base import import_model
 from functions.weights.manifest import BLOCK_BYTES, Manifest, TensorEntry, keep_only, read_manifest
-from functions.weights.store import fetch_state, publish
+from functions.weights.store import fetch, fetch_state, publish
 from functions.wire import Json, Version
+from tests.support.architectures import tiny_model
 from tests.support.gang import Moved, Republish, run_republish
 
 pytestmark = pytest.mark.timeout(300)
@@ -129,7 +130,7 @@ def check_moved(source: Manifest, made: Manifest, moved: list[Moved | None]) -> 
     for rank, own in enumerate(moved):
         assert own is not None
         assert own.error == ""
-        weights = sum(e.size_bytes for e in source.tensors)
+        weights = sum(e.size_bytes for e in source.tensors) if size == 1 else 0  # a gang's masters are in the state
         assert shards(own.read) == sum(to_read(e, rank, size) for e in source.state) + weights
         assert shards(own.written) == sum(to_write(e, rank, size) for e in (*made.tensors, *made.state))
     assert sum(shards(own.written) for own in moved if own) == sum(e.size_bytes for e in (*made.tensors, *made.state))
@@ -185,9 +186,9 @@ def test_an_altered_byte_of_any_ranks_part_is_named(store: Store, rank: int) -> 
             touched.add(meets)
             if meets:
                 with pytest.raises(Corrupt, match=piece.key):
-                    fetch_own(store.exchange, manifest, [entry], Ranks(reader, size))
+                    list(fetch_own(store.exchange, manifest, [entry], Ranks(reader, size)))
             else:
-                own = fetch_own(store.exchange, manifest, [entry], Ranks(reader, size))[name]
+                own = dict(fetch_own(store.exchange, manifest, [entry], Ranks(reader, size)))[name]
                 assert torch.equal(own, whole(store, store.first, name)[low // 128 : high // 128])
     assert touched == {True, False}
 
@@ -231,3 +232,23 @@ def test_of_two_gangs_one_wins_and_the_losers_parts_are_gone(store: Store) -> No
     winner = made.trainer["result"]["note"]
     assert content(made) == content(store.manifest(Version("policy", 1, winner)))
     assert set(store.exchange.list(version.prefix)) <= made.keys()
+
+
+@pytest.mark.parametrize(("kind", "lora"), [("qwen3_moe", None), ("qwen3", None), ("qwen3", {"rank": 2, "alpha": 4.0})])
+def test_float32_models_and_adapters_of_any_form(kind: str, lora: Json | None, tmp_path: Path) -> None:
+    """Weights without masters are read and written in rows too; experts, which are stored apart, by rank 0."""
+    exchange = DirectoryExchange(tmp_path / "exchange")
+    base = import_model(exchange, "policy", tiny_model(kind, tmp_path / "model"))
+    params: Json = {"optimizer": {"lr": 1e-2}, "lora": lora}
+    one, two = Version("policy", 1, "alone"), Version("policy", 1, "two")
+    sizes = ((one, 1), (two, 2))
+    run_republish(
+        tmp_path / "exchange", [Republish(base, version, params, size, f"{version.call}") for version, size in sizes]
+    )
+    alone, both = (read_manifest(exchange, version) for version in (one, two))
+    assert content(both) == content(alone)
+    assert [e.name for e in both.tensors] == [e.name for e in alone.tensors]
+    assert (both.adapter is not None) == (lora is not None)
+    if lora is None:
+        assert content(both) == content(read_manifest(exchange, base))
+        assert fetch(exchange, two).keys() == fetch(exchange, base).keys()
