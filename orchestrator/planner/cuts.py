@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from orchestrator.planner.base import TAIL
 from orchestrator.planner.costs import Costs
@@ -12,18 +13,20 @@ from orchestrator.planner.policies import Policy
 from orchestrator.planner.scaling import Goal
 from orchestrator.planner.tail import Tail, TailChoice
 
+Array = npt.NDArray[np.float64]
+
 WORKED_OUT = 6
 """Cuts whose tail goes on with the second function."""
 
 
 class Cuts:
-    """`samples` of `mean_tokens`, prompts included; `fed`: train functions that work while samples come."""
+    """`samples` of so many `tokens` [S], prompts included; `fed`: train functions that work while samples come."""
 
     def __init__(
-        self, costs: Costs, policy: Policy, goal: Goal, samples: int, mean_tokens: float, fed: frozenset[str]
+        self, costs: Costs, policy: Policy, goal: Goal, samples: int, lengths: Array, fed: frozenset[str]
     ) -> None:
         self.costs, self.policy, self.goal, self.samples, self.fed = costs, policy, goal, samples, fed
-        tokens, limits = samples * mean_tokens, costs.limits
+        tokens, limits = samples * float(lengths.mean()), costs.limits
         whole_s = {
             name: cost.ranked_s(samples, tokens, limits[name].max_replicas) for name, cost in costs.trainers.items()
         }
@@ -42,6 +45,19 @@ class Cuts:
         starts = [costs.start_s[f] + costs.trainers[f].call_s for f in fed if f in costs.trainers]
         self.fed_start_s = max(starts, default=0.0)
 
+        self.after_s = max((self._after_s(f, tokens, float(lengths.max())) for f in costs.trainers), default=0.0)
+        """What training takes at the least after the last sample."""
+        self.work_cost = sum(costs.price[f] * c.work_s(samples, tokens) for f, c in costs.followers.items())
+        self.work_cost += sum(
+            costs.price[f] * (c.sample_s * samples + c.token_s * tokens) for f, c in costs.trainers.items()
+        )
+        """What all but generation costs at the least."""
+
+    def _after_s(self, name: str, tokens: float, longest: float) -> float:
+        cost, ranks = self.costs.trainers[name], self.costs.limits[name].max_replicas
+        work_s = 0.0 if name in self.fed else (cost.sample_s * self.samples + cost.token_s * tokens) / ranks
+        return max(work_s, cost.token_s * longest) + cost.own_s(ranks) / 2
+
     def of(self, end: Tail, shards: int) -> list[TailChoice]:
         """What may become of the tail, the most promising first."""
         if self.policy.cut == "never":
@@ -57,7 +73,7 @@ class Cuts:
 
     def least(self, choice: TailChoice, shards: int) -> tuple[float, float]:
         """What no step with this cut is better than."""
-        return self.goal.rank(choice.time_s, self._spent(choice, shards)[0])
+        return self.goal.rank(choice.time_s + self.after_s, self._spent(choice, shards)[0] + self.work_cost)
 
     def _spent(self, choice: TailChoice, shards: int) -> tuple[float, float]:
         """Cost and GPU-seconds of generation."""

@@ -100,7 +100,7 @@ class Outliner:
         self.tokens = load.prompt_tokens + load.lengths
         # Starting ahead buys time with the risk of idle replicas: where time is worth nothing it only costs.
         self.ahead = policy.prewarm and (goal.objective != "cost" or goal.deadline_s is not None)
-        self.cuts = Cuts(costs, policy, goal, samples, float(self.tokens.mean()), self.fed)
+        self.cuts = Cuts(costs, policy, goal, samples, self.tokens, self.fed)
         self.last_s, self.rest = self.cuts.last_s, self.cuts.rest
         self.wide = costs.wide if policy.wide else None
         self.delay_s = 0.0 if costs.name in costs.warm else costs.start_s[costs.name]
@@ -122,11 +122,11 @@ class Outliner:
             if self.policy.fuse == "no":
                 finish_s = np.full(self.samples, finish_s[-1])
             ways = (shards, tail, finish_s, numbers, [at_s + self.delay_s for at_s in releases(end, tail)])
-            best = min((self._whole(*ways, size) for size in sizes), key=self._rank)
-            if len(self.costs.trainers) > 1 and self.policy.feed:
-                best = self._whole(*ways, best.micro_batch, BEAM)
+            beam = BEAM if len(self.costs.trainers) > 1 and self.policy.feed else 1
+            if len(sizes) > 1:
+                sizes = [min((self._whole(*ways, size) for size in sizes), key=self._rank).micro_batch]
+            best = self._whole(*ways, sizes[0], beam)
             found.append(best)
-            sizes = [best.micro_batch]
         return min(found, key=self._rank)
 
     def _rank(self, outline: Outline) -> tuple[float, float]:
@@ -198,12 +198,13 @@ class Outliner:
             )
 
         stage = Stream(finish_s, tokens, costs.followers[name], micro_batch, start_s, self.ahead)
-        bounds = [(value(*stage.least(n, room.at_s(n * limits.gpus))), n) for n in counts]
+        rooms_s = dict(zip(counts, room.each_at_s([n * limits.gpus for n in counts]), strict=True))
+        bounds = [(value(*stage.least(n, rooms_s[n])), n) for n in counts]
         best: Follower | None = None
         for bound, count in sorted(bounds):
             if best is not None and bound >= value(best.end_s, best.replica_s):
                 break
-            found = stage.follow(count, room.at_s(count * limits.gpus))
+            found = stage.follow(count, rooms_s[count])
             if best is None or value(found.end_s, found.replica_s) < value(best.end_s, best.replica_s):
                 best = found
         assert best is not None, "there is a number of replicas"
@@ -230,14 +231,14 @@ class Outliner:
             groups = len(load.ready_s) - tail.cut_below // self.load.per_prompt + 1
             room.begun(float(np.sort(load.ready_s)[min(groups, len(load.ready_s) - 1)]))
         plans = [_Training({}, room, ready_s, ready_s, spent)]
-        for name in sorted(costs.trainers, key=lambda name: name not in self.fed):
-            options = [self._options(name, load, plan) for plan in plans]
-            ranks = [self._worth(name, plan, gangs, gpus) for plan, gangs in zip(plans, options, strict=True)]
-            first, second = np.concatenate(ranks, axis=1)
-            gpus_each, sizes = costs.limits[name].gpus, len(options[0].counts)
+        names = sorted(costs.trainers, key=lambda name: name not in self.fed)
+        for name in names:
+            gangs = self._options(name, load, plans)
+            first, second = self._worth(name, plans, gangs, gpus)
+            gpus_each, rows = costs.limits[name].gpus, len(gangs.counts) // len(plans)
             after: list[_Training] = []
-            for place in np.lexsort((second, first))[:beam]:
-                plan, trainer = plans[place // sizes], options[place // sizes].trainer(place % sizes, 0)
+            for row in np.lexsort((second, first))[: 1 if name == names[-1] else beam].tolist():
+                plan, trainer = plans[row // rows], gangs.trainer(row, 0)
                 room_left = plan.room.less(trainer.replicas * gpus_each, trainer.end_s)
                 spent = plan.spent + costs.price[name] * trainer.mean_replica_s
                 end_s = max(plan.end_s, trainer.end_s)
@@ -245,27 +246,32 @@ class Outliner:
             plans = after
         return dict(plans[0].found)
 
-    def _worth(self, name: str, plan: _Training, gangs: Gangs, gpus: int) -> Array:
-        """What is minimised, and what decides between equals. [2, N]"""
-        start_s, end_s = self.costs.start_s[self.costs.name], gangs.end_s[:, 0]
+    def _worth(self, name: str, plans: Sequence[_Training], gangs: Gangs, gpus: int) -> tuple[Array, Array]:
+        """What is minimised, and what decides between equals. [plans x N] each"""
+        start_s, end_s, rows = self.costs.start_s[self.costs.name], gangs.end_s[:, 0], len(gangs.counts) // len(plans)
         again_s = np.full(len(end_s), 0.0 if self.ahead else start_s)
         if self.ahead and self.costs.pool_gpus is not None:  # else it finds room
-            last_s = np.maximum(end_s, max((t.end_s for t in plan.found.values()), default=0.0)) - start_s
-            there = gangs.counts * (end_s > last_s)
-            there = there + sum(t.replicas * (t.end_s > last_s) for t in plan.found.values())
+            placed = [list(plan.found.values()) for plan in plans]
+            ends_s = np.repeat([[t.end_s for t in found] for found in placed], rows, axis=0)
+            counts = np.repeat([[t.replicas for t in found] for found in placed], rows, axis=0)
+            last_s = np.maximum(end_s, ends_s.max(axis=1, initial=0.0)) - start_s
+            there = gangs.counts * (end_s > last_s) + (counts * (ends_s > last_s[:, None])).sum(axis=1)
             again_s[gpus + self._rank_gpus * there > self.costs.pool_gpus] = start_s
-        time_s: Array = np.maximum(plan.end_s, gangs.mean_end_s[:, 0]) + again_s
-        cost = plan.spent + self.costs.price[name] * gangs.mean_replica_s[:, 0]
-        return np.array(self.goal.rank(time_s, cost))
+        time_s: Array = np.maximum(np.repeat([plan.end_s for plan in plans], rows), gangs.mean_end_s[:, 0]) + again_s
+        spent = np.repeat([plan.spent for plan in plans], rows)
+        return self.goal.rank(time_s, spent + self.costs.price[name] * gangs.mean_replica_s[:, 0])
 
-    def _options(self, name: str, load: Batch, plan: _Training) -> Gangs:
-        """One for each number of ranks."""
+    def _options(self, name: str, load: Batch, plans: Sequence[_Training]) -> Gangs:
+        """After each plan, one for each number of ranks. [plans x N]"""
         cost, limits = self.costs.trainers[name], self.costs.limits[name]
         start_s = 0.0 if name in self.costs.warm else self.costs.start_s[name]
         most, price = limits.max_replicas, self.costs.price[name]
         counts = rank_counts(limits.min_replicas or most, most) if self.policy.feed else [most]
-        rooms_s = [plan.room.at_s(count * limits.gpus) for count in counts]
-        ready_s = plan.end_s if self.policy.colocated else plan.ready_s
+        sizes = [count * limits.gpus for count in counts]
+        rooms_s = [at_s for plan in plans for at_s in plan.room.each_at_s(sizes)]
+        ready_s = np.repeat([plan.end_s if self.policy.colocated else plan.ready_s for plan in plans], len(counts))
+        spent = np.repeat([plan.spent for plan in plans], len(counts))
+        counts = counts * len(plans)
         found = at_once(
             load, cost, counts, ready_s=ready_s, start_s=start_s, rooms_s=rooms_s, ahead=self.ahead,
             loads=self.policy.feed,
@@ -273,8 +279,8 @@ class Outliner:
         if name not in self.fed:
             return found
         both = found.beside(fed(load, cost, counts, start_s=start_s, rooms_s=rooms_s, paces=self.paces))
-        end_s: Array = np.maximum(plan.ready_s, both.mean_end_s)
-        first, second = self.goal.rank(end_s, price * both.mean_replica_s + plan.spent)
+        end_s: Array = np.maximum(plans[0].ready_s, both.mean_end_s)
+        first, second = self.goal.rank(end_s, price * both.mean_replica_s + spent[:, None])
         return both.pick(np.lexsort((second, first), axis=1)[:, 0])
 
     def _fits(self, trainers: Sequence[Trainer], gpus: int) -> bool:

@@ -119,11 +119,11 @@ class Gangs:
 
 
 def at_once(
-    batch: Batch, cost: WorkCost, counts: Sequence[int], *, ready_s: float, start_s: float, rooms_s: Sequence[float],
+    batch: Batch, cost: WorkCost, counts: Sequence[int], *, ready_s: Array, start_s: float, rooms_s: Sequence[float],
     ahead: bool, loads: bool,
 ) -> Gangs:  # fmt: skip
-    """All samples at `ready_s`; one column. `ahead`: the replicas start before that, where there is room; `loads`: and
-    load what they need, which is taken to be half of the call's own seconds; publishing is the other half.
+    """All samples at `ready_s` [N]; one column. `ahead`: the replicas start before that, where there is room; `loads`:
+    and load what they need, which is taken to be half of the call's own seconds; publishing is the other half.
     """
     ranks = np.array(counts)
     own_s = cost.call_s + cost.shared_s / ranks
@@ -225,6 +225,13 @@ class Room:
     def at_s(self, gpus: int) -> float:
         """From when on so many are free for good."""
         return 0.0 if self._gpus is None else max(free.at_s(gpus) for free in self._frees(self._gpus))
+
+    def each_at_s(self, gpus: Sequence[int]) -> list[float]:
+        """The same for several numbers."""
+        if self._gpus is None:
+            return [0.0] * len(gpus)
+        found = [[free.at_s(n) for n in gpus] for free in self._frees(self._gpus)]
+        return found[0] if len(found) == 1 else [max(times) for times in zip(*found, strict=True)]
 
     def fits(self, gpus: int) -> bool:
         """Whether so many are free at any time beside what is promised."""

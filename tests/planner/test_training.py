@@ -35,7 +35,9 @@ def test_what_a_gang_shares_of_its_call_is_divided_among_its_ranks() -> None:
     assert (two.call_s, two.end_s) == (0.0, 5.0 + 6.0 + 5.0)
     assert (four.call_s, four.end_s) == (0.0, 3.0 + 3.0 + 3.0)
     load = batch([1.0], [12.0])
-    whole = at_once(load, cost, [4], ready_s=1.0, start_s=0.0, rooms_s=[0.0], ahead=True, loads=True).trainer(0, 0)
+    whole = at_once(
+        load, cost, [4], ready_s=np.full(1, 1.0), start_s=0.0, rooms_s=[0.0], ahead=True, loads=True
+    ).trainer(0, 0)
     assert whole.end_s == 9.0
 
 
@@ -64,14 +66,20 @@ def test_a_fed_gang_ends_when_a_server_would(groups: list[tuple[float, float]], 
 def test_all_at_once_loads_before_the_samples_are_there() -> None:
     load, cost = batch([1.0, 9.0], [10.0, 10.0]), WorkCost(4.0, 0.0, 1.0)
     eager, alone = (
-        at_once(load, cost, [2, 1], ready_s=9.0, start_s=3.0, rooms_s=[0.0, 0.0], ahead=True, loads=True).trainer(k, 0)
+        at_once(
+            load, cost, [2, 1], ready_s=np.full(2, 9.0), start_s=3.0, rooms_s=[0.0, 0.0], ahead=True, loads=True
+        ).trainer(k, 0)
         for k in (0, 1)
     )
     assert alone.end_s == eager.end_s + 10.0
     assert (eager.open_s, eager.call_s, eager.end_s, eager.fed) == (4.0, 7.0, 21.0, True)
-    started = at_once(load, cost, [2], ready_s=9.0, start_s=3.0, rooms_s=[0.0], ahead=True, loads=False).trainer(0, 0)
+    started = at_once(
+        load, cost, [2], ready_s=np.full(1, 9.0), start_s=3.0, rooms_s=[0.0], ahead=True, loads=False
+    ).trainer(0, 0)
     assert (started.open_s, started.call_s, started.end_s, started.fed) == (6.0, 9.0, 23.0, False)
-    cold = at_once(load, cost, [2], ready_s=9.0, start_s=3.0, rooms_s=[10.0], ahead=True, loads=True).trainer(0, 0)
+    cold = at_once(
+        load, cost, [2], ready_s=np.full(1, 9.0), start_s=3.0, rooms_s=[10.0], ahead=True, loads=True
+    ).trainer(0, 0)
     assert (cold.open_s, cold.call_s, cold.end_s, cold.fed) == (10.0, 13.0, 27.0, False)
 
 
