@@ -17,8 +17,9 @@ from functions.models import load_causal_lm, load_critic, save_model, score_head
 from functions.reference.function import ReferenceFunction
 from functions.samples import Columns, Finish, Ragged, SampleBatch
 from functions.weights.base import import_model
+from functions.weights.delta import difference
 from functions.weights.manifest import read_manifest
-from functions.weights.store import fetch, publish
+from functions.weights.store import blobs, fetch, publish
 from functions.wire import Call, Event, Version
 
 VOCABULARY = 41
@@ -140,6 +141,38 @@ def test_each_version_is_itself_and_held_models_are_used_again(
         assert np.array_equal(again.token["ref_logprobs"], first[version])
     with pytest.raises(Corrupt, match=r"policy v000003"):
         run(function, exchange, tmp_path, [samples], version=versions[2])
+
+
+def test_a_kept_critic_follows_by_deltas(exchange: DirectoryExchange, tmp_path: Path, samples: SampleBatch) -> None:
+    """In bfloat16 on a CPU, where the model's weights may be the pages of the files that a delta is written into."""
+    torch.manual_seed(2)
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in fetch(exchange, BASE).items()}
+    tensors["score.weight"] = torch.randn(1, 32, dtype=torch.bfloat16)
+    versions = [Version("critic", number, "x") for number in range(1, 4)]
+    delta: tuple[bytes, ...] = ()
+    for parent, version in zip([BASE, *versions], versions, strict=False):
+        manifest = publish(
+            exchange, version, tensors=tensors, state={}, trainer={}, model_files=None, parent=parent, delta=delta
+        )
+        old, tensors = tensors, {n: torch.where(torch.rand(t.shape) < 0.05, t * 2, t) for n, t in tensors.items()}
+        change = difference(manifest, blobs(old), blobs(tensors))
+        assert change is not None
+        delta = change.parts
+    kept, seen = ReferenceFunction(device="cpu", threads=1, dtype="bfloat16"), list[bytes]()
+    for number, version in enumerate(versions):
+        call = Call("c2", "values", {"samples": [exchange.put("batches/x", samples.encode())]}, {"model": version})
+        context = Context(exchange, str(tmp_path / "kept"))
+        (done,) = kept.call(call, context)
+        assert done.ref is not None
+        values = Columns.decode(exchange.get(done.ref)).token["values"]
+        new = ReferenceFunction(device="cpu", threads=1, dtype="bfloat16")
+        expected, _ = run(new, exchange, tmp_path / str(number), [samples], "values", version)
+        assert np.array_equal(values, expected.token["values"])
+        assert ("fetch delta" in [span.name for span in context.meter.spans]) == (number > 0)
+        seen.append(values.tobytes())
+    assert len(set(seen)) == 3
+    run(kept, exchange, tmp_path / "frozen", [samples], version=BASE)
+    assert not (tmp_path / "frozen" / "scratch" / "reference").exists()  # a reference is not trained: no copy stays
 
 
 def test_bad_calls_are_named(exchange: DirectoryExchange, tmp_path: Path, samples: SampleBatch) -> None:
