@@ -1,7 +1,7 @@
 """What one rank of a gang has of a version: the rows that FSDP2 gives it, read from the exchange and written to it.
 
     rows of a tensor    | rank 0      | rank 1      | rank 2      |     along dimension 0, as torch.chunk deals them
-    its blocks          |    0    |    1    |    2    |    3      |     1 MiB each (functions/weights/manifest.py)
+    its blocks          |    0    |    1    |    2    |    3      |     up to 1 MiB (functions/weights/manifest.py)
     rank 1 reads                  [---- 1, 2 -----------]               the blocks that hold its rows
     rank 1 writes                           [--- 2 ---]                 the blocks that begin in its rows
 So a version's blocks, and their hashes, are the same whatever number of ranks wrote it, and a gang of any other size
@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from functions.exchange.base import Exchange
 from functions.train.gang import Ranks
 from functions.weights.blobs import Blob
-from functions.weights.manifest import BLOCK_BYTES, Manifest, TensorEntry
+from functions.weights.manifest import Manifest, TensorEntry, block_bytes
 from functions.weights.store import fetch_rows, stored_dtype, whole_blob
 
 
@@ -68,10 +68,10 @@ class Transfer:
 
 def transfers(edges: Sequence[tuple[int, int]]) -> list[Transfer]:
     """What is sent of a tensor whose bytes lie so in the rows of each rank."""
-    found = []
+    found, step = [], block_bytes(edges[-1][1])
     for source, (low, high) in enumerate(edges):
-        block = low // BLOCK_BYTES * BLOCK_BYTES
-        stop = min(block + BLOCK_BYTES, high)
+        block = low // step * step
+        stop = min(block + step, high)
         if block < low < stop:
             target = next(rank for rank, (first, last) in enumerate(edges) if first <= block < last)
             found.append(Transfer(source, target, low, stop))
@@ -95,5 +95,7 @@ def _own_bytes(tensor: DTensor, ranks: Ranks) -> tuple[int, Tensor]:
             sent.append(dist.P2POp(dist.irecv, received[-1], move.source))
     for work in dist.batch_isend_irecv(sent) if sent else ():
         work.wait()
-    start = min(-(-low // BLOCK_BYTES) * BLOCK_BYTES, high)
-    return start, torch.cat((local[start - low :], *received))
+    step = block_bytes(edges[-1][1])
+    start = min(-(-low // step) * step, high)
+    own = local[start - low :]
+    return start, torch.cat((own, *received)) if received else own

@@ -7,13 +7,13 @@ Parts begin and end with blocks (manifest.py) or with their tensor. ranges.py re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from functions.exchange.base import Exchange, checksum
 from functions.weights.manifest import (
-    BLOCK_BYTES,
     ITEM_BYTES,
     Adapter,
     Manifest,
@@ -42,6 +42,11 @@ class Blob:
     data: memoryview
     start: int = 0
     """Byte of the tensor with which the part begins: the first of a block."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole tensor."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,7 @@ def _assembled(parts: Sequence[Part]) -> tuple[TensorEntry, ...]:
         found.sort(key=lambda part: part.start)
         first, at = found[0].entry, 0
         for part in found:
-            if part.start != at or part.start % BLOCK_BYTES:
+            if part.start != at or part.start % first.block_bytes:
                 raise ValueError(f"tensor {name!r}: bytes {at} to {part.start} were written by nobody, or twice")
             at += sum(piece.length for piece in part.entry.pieces)
         if at != first.size_bytes:
@@ -213,5 +218,6 @@ class _Shards:
         found = []
         for name, blob, pieces in placed:
             where = tuple(Piece(self._keys[shard], start, length) for shard, start, length in pieces)
-            found.append(Part(TensorEntry(name, blob.dtype, blob.shape, where, block_hashes(blob.data)), blob.start))
+            hashes = block_hashes(blob.data, blob.size_bytes)
+            found.append(Part(TensorEntry(name, blob.dtype, blob.shape, where, hashes), blob.start))
         return tuple(found)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from functions.exchange.base import Corrupt, Exchange, NotFound
 from functions.weights.blobs import TRANSFERS
-from functions.weights.manifest import BLOCK_BYTES, Manifest, Piece, TensorEntry, block_hashes, label
+from functions.weights.manifest import Manifest, Piece, TensorEntry, block_hashes, label
 
 READ_BYTES = 64 * 2**20
 """Most bytes of neighbours that are read together: with TRANSFERS of them on their way, as much as one shard."""
@@ -26,12 +26,12 @@ class Range:
     @property
     def first(self) -> int:
         """Where its first block begins,"""
-        return self.start // BLOCK_BYTES * BLOCK_BYTES
+        return self.start // self.entry.block_bytes * self.entry.block_bytes
 
     @property
     def last(self) -> int:
         """and where its last one ends: what is read."""
-        return min(-(-self.stop // BLOCK_BYTES) * BLOCK_BYTES, self.entry.size_bytes)
+        return min(-(-self.stop // self.entry.block_bytes) * self.entry.block_bytes, self.entry.size_bytes)
 
     def pieces(self) -> list[Piece]:
         return self.entry.pieces_of(self.first, self.last)
@@ -110,11 +110,12 @@ def _get(store: Exchange, manifest: Manifest, asked: Range, piece: Piece) -> byt
 
 
 def _check(manifest: Manifest, asked: Range, data: memoryview) -> None:
-    number = asked.first // BLOCK_BYTES
-    for wrong, (have, want) in enumerate(zip(block_hashes(data), asked.entry.blocks[number:], strict=False)):
+    step, size = asked.entry.block_bytes, asked.entry.size_bytes
+    wanted = asked.entry.blocks[asked.first // step :]
+    for number, (have, want) in enumerate(zip(block_hashes(data, size), wanted, strict=False)):
         if have != want:
-            start = asked.first + wrong * BLOCK_BYTES
-            stop = min(start + BLOCK_BYTES, asked.entry.size_bytes)
+            start = asked.first + number * step
+            stop = min(start + step, size)
             keys = ", ".join(dict.fromkeys(piece.key for piece in asked.entry.pieces_of(start, stop)))
             who = f"weights {label(manifest.version)}, tensor {asked.entry.name!r}"
             raise Corrupt(f"{who}: bytes {start} to {stop}, in {keys}, are not those published")

@@ -1,0 +1,133 @@
+"""What each rank of a gang reads and writes for one train call: exact bytes, of gangs of several sizes.
+
+python bench/gang_bytes.py [--sizes 1 2 4] [--hidden 256] [--layers 8]
+
+A random Qwen2 in bfloat16 with float32 masters and both moments, 14 bytes a parameter in a version. Each rank is a
+process; its bytes are those that the call itself tells (`bytes_in`, `bytes_out` of its trace): manifests and the batch
+are included. All gangs make the same step from the same version, which one replica wrote; then all sizes make one from
+the version that the largest gang wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import secrets
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from functions.attempt import Attempt
+from functions.exchange.directory import DirectoryExchange
+from functions.meter import Told
+from functions.samples import Columns, Finish, Ragged, SampleBatch
+from functions.train.function import TrainFunction
+from functions.weights.base import import_model
+from functions.weights.manifest import read_manifest
+from functions.wire import Call, Event, Json, Version
+from orchestrator.gang import rank_calls
+
+VOCABULARY = 16000
+PROCESSES = multiprocessing.get_context("forkserver")
+
+
+def make_model(directory: Path, hidden: int, layers: int) -> None:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=hidden * 11 // 4, num_hidden_layers=layers,
+        num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(directory)
+
+
+def inputs(exchange: DirectoryExchange) -> Json:
+    rng = np.random.default_rng(0)
+    base = SampleBatch.of_prompts(rng.integers(3, 1000, (4, 8)).tolist(), samples_per_prompt=2, version=0)
+    lengths = np.full(8, 16, np.int32)
+    samples = replace(
+        base,
+        responses=Ragged(rng.integers(3, 1000, 128).astype(np.int32), lengths),
+        logprobs=np.full(128, -9.0, np.float32),
+        mask=np.ones(128, np.float32),
+        finish=np.full(8, Finish.STOP, np.int32),
+    )
+    columns = Columns.of(samples, sample={"score": rng.random(8).astype(np.float32)})
+    return {
+        "samples": [exchange.put("batches/s", samples.encode())],
+        "columns": [exchange.put("batches/c", columns.encode())],
+    }
+
+
+def one_rank(root: str, scratch: str, call: Json, answer: Connection) -> None:
+    torch.set_num_threads(1)
+    lines: list[bytes] = []
+    attempt = Attempt(Call.from_json(call), lines.append)
+    attempt.run(lambda: TrainFunction(device="cpu"), lambda: DirectoryExchange(root), scratch)
+    events = [Event.from_line(line) for line in lines]
+    if events[-1].kind != "done":
+        raise SystemExit(f"the call failed: {dict(events[-1].data)}")
+    told = Told.from_json(next(e.data["meter"] for e in events if "meter" in e.data))
+    answer.send((told.bytes_in, told.bytes_out, events[-1].data["version"]))
+
+
+def step(root: Path, scratch: Path, call: Call, size: int) -> tuple[Version, list[tuple[int, int]]]:
+    """The version that a gang of `size` made, and what each rank read and wrote."""
+    calls = [call] if size == 1 else rank_calls(call, size, secrets.token_hex(4))
+    started = []
+    for rank, own in enumerate(calls):
+        ours, theirs = PROCESSES.Pipe(duplex=False)
+        process = PROCESSES.Process(target=one_rank, args=(str(root), f"{scratch}/{rank}", own.to_json(), theirs))
+        process.start()
+        theirs.close()
+        started.append((process, ours))
+    found = [ours.recv() for _, ours in started]
+    for process, _ in started:
+        process.join()
+    return Version.from_json(found[0][2]), [(read, written) for read, written, _ in found]
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=8)
+    options = parser.parse_args(given)
+    rows: list[Json] = []
+    with tempfile.TemporaryDirectory() as name:
+        root, scratch = Path(name) / "exchange", Path(name) / "scratch"
+        exchange = DirectoryExchange(root)
+        make_model(Path(name) / "model", options.hidden, options.layers)
+        base, asked = import_model(exchange, "policy", Path(name) / "model"), inputs(exchange)
+        params: Json = {"optimizer": {"lr": 1e-6}, "dtype": "bfloat16"}
+
+        def call(identity: str, version: Version) -> Call:
+            return Call(identity, "train", asked, {"policy": version}, params)
+
+        first, _ = step(root, scratch, call("first", base), 1)
+        manifest = read_manifest(exchange, first)
+        weights, state = (sum(e.size_bytes for e in kind) for kind in (manifest.tensors, manifest.state))
+        print(f"weights {weights:,} bytes, optimizer's state with masters {state:,} bytes\n")
+        print(f"{'written by':>10} {'ranks':>5} {'rank':>4} {'read':>13} {'of all':>7} {'written':>13} {'of all':>7}")
+        largest, writers = first, 1
+        for source, by in ((first, 1), (None, max(options.sizes))):
+            for size in options.sizes:
+                version, moved = step(root, scratch, call(f"by-{by}-of-{size}", source or largest), size)
+                if source is not None and size >= writers:
+                    after, writers = version, size
+                for rank, (read, written) in enumerate(moved):
+                    share_in, share_out = read / (weights + state), written / (weights + state)
+                    print(f"{by:>10} {size:>5} {rank:>4} {read:>13,} {share_in:>7.1%} {written:>13,} {share_out:>7.1%}")
+                    rows.append({"written_by": by, "ranks": size, "rank": rank, "read": read, "written": written})
+            largest = after
+    print(json.dumps({"bench": "gang_bytes", "weights": weights, "state": state, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
