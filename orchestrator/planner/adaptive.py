@@ -8,6 +8,7 @@ Until `generate` has been observed (or has a prior) there is nothing to decide b
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from orchestrator.planner.lengths import LengthModel, Prediction
 from orchestrator.planner.outline import Load, Outline, Outliner
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.prefixes import Prefixes
-from orchestrator.planner.scaling import Goal, choose
+from orchestrator.planner.scaling import Goal, Unmet, choose
 from orchestrator.planner.static import StaticPlanner, balance, check
 from orchestrator.planner.tail import ShardState
 from orchestrator.planner.training import PACES
@@ -34,6 +35,7 @@ from orchestrator.planner.training import PACES
 Array = npt.NDArray[np.float64]
 
 PACES_KEPT = 16
+PACES_KEPT_TO = 0.85
 HAND_OVER_S = 0.005
 """What a replica needs to hand samples over, however many: encode, write, tell. Measured on the local platform:
 4 ms of CPU in all processes together (2 CPU cores, 2026-11-21)."""
@@ -132,12 +134,13 @@ class AdaptivePlanner:
         drawn = predicted.samples(n, request.step)
         usd = 1.0 if any(f.usd_per_hour > 0 for f in request.functions.values()) else 0.0
         whole = Load(np.repeat(prompt_tokens, n), drawn, n)
-        outliner = Outliner(costs, self.policy, self.goal, whole, request.fed, self._paces())
+        paces = self._paces()
+        outliners = [Outliner(costs, self.policy, goal, whole, request.fed, paces) for goal in self._goal().ways()]
         points: list[tuple[CurvePoint, Outline]] = []
         for shards, _ in self._promising(candidates):
             states = _states(shards, prompt_tokens, drawn, n, prefixes, costs, limits.max_batch)
-            found = outliner.outline(shards, states)
-            points.append((CurvePoint(len(shards), found.steady_s, usd * found.cost, found.gpu_s), found))
+            for found in (outliner.outline(shards, states) for outliner in outliners):
+                points.append((CurvePoint(len(shards), found.steady_s, usd * found.cost, found.gpu_s), found))
         point, chosen = self._choose(points)
         worked = {
             p.replicas: p for p, _ in sorted(points, key=lambda p: self.goal.rank(p[1].steady_s, p[1].cost))[::-1]
@@ -214,8 +217,27 @@ class AdaptivePlanner:
             full = max(curve, key=lambda p: p.replicas)
             found = min(curve, key=lambda p: 0.5 * p.time_s / full.time_s + 0.5 * _ratio(p.cost_usd, full.cost_usd))
         else:
-            found = choose(curve, self.goal)
+            found = self._meeting(curve)
         return next((p, o) for p, o in points if p is found)
+
+    def _meeting(self, curve: Sequence[CurvePoint]) -> CurvePoint:
+        """The point that meets the goal, with the margin where one does. Before any length was seen no prediction says
+        whether a deadline or a budget will be met: the knee.
+        """
+        if not self.lengths.ewma and len(self.goal.ways()) > 1:
+            return choose(curve, Goal())
+        with contextlib.suppress(Unmet):
+            return choose(curve, self._goal())
+        return choose(curve, self.goal)
+
+    def _goal(self) -> Goal:
+        """What is planned for: a deadline is met when steps that go as far beyond their predictions as one in seven did
+        still meet it.
+        """
+        if self.goal.deadline_s is None:
+            return self.goal
+        late = float(np.quantile(np.array(self._pace), PACES_KEPT_TO)) if self._pace else PACES[-1]
+        return replace(self.goal, deadline_s=self.goal.deadline_s / max(1.0, late))
 
     def _to_plan(
         self, request: StepRequest, predicted: Prediction, point: CurvePoint, chosen: Outline,
@@ -242,7 +264,8 @@ class AdaptivePlanner:
             if chosen.tail.function == TAIL:
                 prewarm[TAIL] = chosen.open_s
             if self.generate in chosen.prewarm:
-                ahead = {self.generate: prewarm_at_s(chosen.time_s, self.learned.starts_s(self.generate))}
+                end_s = last_s + self._least_after_s(chosen, costs)
+                ahead = {self.generate: prewarm_at_s(end_s, self.learned.starts_s(self.generate))}
         return StepPlan(
             replicas=replicas,
             shards=chosen.shards,
@@ -266,6 +289,19 @@ class AdaptivePlanner:
             curve=sorted(curve, key=lambda p: (p.replicas, p.time_s)),
             chosen=len(chosen.shards),
         )
+
+    def _least_after_s(self, chosen: Outline, costs: Costs) -> float:
+        """From the last sample to the step's end when generation takes longer than planned: what is fed catches up, but
+        for publishing and the last sample's own work.
+        """
+        planned_s, slow_s = chosen.time_s - chosen.generated_s, (PACES[-1] - 1.0) * chosen.generated_s
+        found = [0.0]
+        for name, gang in chosen.trainers.items():
+            own_s = costs.trainers[name].own_s(gang.replicas) / 2
+            behind_s = gang.end_s - own_s - chosen.generated_s
+            catches_up = gang.call_s + own_s < chosen.generated_s
+            found.append(own_s + (max(0.0, behind_s - slow_s) if catches_up else behind_s))
+        return min(planned_s, max(found))
 
     def _chunk(self, chosen: Outline) -> int:
         """As few samples at a time as leave a replica 95 % of its time for generation."""

@@ -20,6 +20,9 @@ import numpy.typing as npt
 
 from orchestrator.planner.base import CurvePoint
 
+EXCHANGES = (0.2, 0.5, 1.0)
+"""Per cent of cost that one per cent of time is worth, where a deadline or budget is to be met."""
+LATE = 8
 T = TypeVar("T", float, npt.NDArray[np.float64])
 Objective = Literal["cost", "speed", "knee"]
 OBJECTIVES: tuple[Objective, ...] = ("cost", "speed", "knee")
@@ -36,6 +39,8 @@ class Goal:
     objective: Objective = "knee"
     deadline_s: float | None = None
     budget_usd: float | None = None
+    weight: float = 1.0
+    """Of time in the knee: the least T^weight x C."""
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -46,10 +51,24 @@ class Goal:
                 raise ValueError(f"{name} is {value} (wants more than 0)")
 
     def rank(self, time_s: T, cost: T) -> tuple[T, T]:
-        """Smaller is better: what the objective minimises, then what decides between equals; elementwise of arrays."""
+        """Smaller is better: what the objective minimises, then what decides between equals; elementwise of arrays.
+        What is later than a deadline counts as dearer, and the more so the later.
+        """
+        if self.deadline_s is not None:
+            late = time_s / self.deadline_s
+            cost = cost * ((late + 1.0 + abs(late - 1.0)) / 2) ** LATE  # max(1, late)
         if self.objective == "speed":
             return time_s, cost
-        return (cost, time_s) if self.objective == "cost" else (time_s * cost, cost)
+        return (cost, time_s) if self.objective == "cost" else (time_s**self.weight * cost, cost)
+
+    def ways(self) -> tuple[Goal, ...]:
+        """Goals whose best plans are those to choose from: where there is a deadline or a budget, also the best for
+        time, for cost, and for several exchanges of one for the other.
+        """
+        if self.deadline_s is None and self.budget_usd is None:
+            return (self,)
+        between = [Goal("knee", weight=weight) for weight in EXCHANGES]
+        return (self, Goal("cost"), *between, Goal("speed"))
 
 
 def choose(curve: Sequence[CurvePoint], goal: Goal, beyond: Sequence[CurvePoint] | None = None) -> CurvePoint:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from orchestrator.planner.base import TAIL
 from orchestrator.planner.latency import GenerateCost, kv_token_steps
-from orchestrator.planner.rollout import finish_times_s
+from orchestrator.planner.rollout import finish_times_s, queued
 
 Array = npt.NDArray[np.float64]
 FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
@@ -32,7 +32,7 @@ WIDE_FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 0.9)
 
 @dataclass(frozen=True)
 class ShardState:
-    """A shard as it is expected to go: its samples by length, ascending, and when each finishes. [S] each"""
+    """A shard as it is expected to go: its samples as they finish, and when each does. [S] each"""
 
     prompt_tokens: Array
     lengths: Array
@@ -41,19 +41,34 @@ class ShardState:
     """End of its prefill."""
     numbers: npt.NDArray[np.int64]
     """Of each sample in the step."""
+    starts: Array
+    """Decode steps of the shard before each is let in; 0: it has a slot from the beginning."""
+
+    @property
+    def steps(self) -> Array:
+        """Of the shard, until each is done."""
+        ends: Array = self.starts + self.lengths
+        return ends
 
     @classmethod
     def of(
         cls, prompt_tokens: Array, lengths: Array, cost: GenerateCost, max_batch: int, prefill_tokens: float,
         numbers: npt.NDArray[np.int64] | None = None,
     ) -> ShardState:  # fmt: skip
-        """`numbers` None: 0, 1, ..."""
+        """Samples in the order in which they take a slot. `numbers` None: 0, 1, ..."""
         named = np.arange(len(lengths)) if numbers is None else numbers
-        order = np.argsort(lengths, kind="stable")
-        prompt, length = prompt_tokens[order], lengths[order]
-        finish_s = finish_times_s(prompt, length, cost, max_batch=max_batch, prefill_tokens=prefill_tokens)
+        begin_s = cost.call_s + cost.prefill_token_s * prefill_tokens
+        if len(lengths) > max_batch:
+            starts, times = queued(prompt_tokens, lengths, cost, max_batch=max_batch, prefill_tokens=prefill_tokens)
+            order = np.argsort(starts + lengths, kind="stable")
+            begin_s, finish_s, starts = min(begin_s, float(times.min())), times[order], starts[order]
+        else:
+            order, starts = np.argsort(lengths, kind="stable"), np.zeros(len(lengths))
+            finish_s = finish_times_s(
+                prompt_tokens[order], lengths[order], cost, max_batch=max_batch, prefill_tokens=prefill_tokens
+            )  # fmt: skip
         finish_s = np.maximum.accumulate(finish_s)  # ascending also where equal lengths differ by rounding
-        return cls(prompt, length, finish_s, cost.call_s + cost.prefill_token_s * prefill_tokens, named[order])
+        return cls(prompt_tokens[order], lengths[order], finish_s, begin_s, named[order], starts)
 
     def left_at(self, time_s: float) -> tuple[Array, Array, npt.NDArray[np.int64]]:
         """Of the samples unfinished then: tokens held (prompt and response so far), tokens to come, numbers.
@@ -61,11 +76,12 @@ class ShardState:
         Progress is linear between finishes.
         """
         first = int(np.searchsorted(self.finish_s, time_s, side="right"))
-        before_s = self.finish_s[first - 1] if first else self.begin_s
-        before = self.lengths[first - 1] if first else 0.0
+        before_s, steps = self.finish_s[first - 1] if first else self.begin_s, self.steps
+        before = steps[first - 1] if first else 0.0
         share = (time_s - before_s) / max(self.finish_s[first] - before_s, 1e-12)
-        done = before + max(0.0, share) * (self.lengths[first] - before)
-        return self.prompt_tokens[first:] + done, self.lengths[first:] - done, self.numbers[first:]
+        done = before + max(0.0, share) * (steps[first] - before)
+        made = np.maximum(0.0, done - self.starts[first:])
+        return self.prompt_tokens[first:] + made, self.lengths[first:] - made, self.numbers[first:]
 
 
 @dataclass(frozen=True)
@@ -103,28 +119,32 @@ class _Flat:
     lengths: Array
     finish_s: Array
     numbers: npt.NDArray[np.int64]
+    starts: Array
+    steps: Array
     before_s: Array
     """The finish of the sample before it in its shard, or the shard's begin."""
     before: Array
-    """That sample's length, or 0."""
+    """That sample's last step, or 0."""
 
     @classmethod
     def of(cls, shards: Sequence[ShardState]) -> _Flat:
-        columns = [(s.prompt_tokens, s.lengths, s.finish_s, s.numbers) for s in shards]
-        prompt_tokens, lengths, finish_s, numbers = (np.concatenate(column) for column in zip(*columns, strict=True))
+        columns = [(s.prompt_tokens, s.lengths, s.finish_s, s.numbers, s.starts, s.steps) for s in shards]
+        prompt_tokens, lengths, finish_s, numbers, starts, steps = (
+            np.concatenate(column) for column in zip(*columns, strict=True)
+        )
         sizes = np.array([len(s.lengths) for s in shards])
         begins = np.cumsum(sizes) - sizes
-        before_s, before = np.roll(finish_s, 1), np.roll(lengths, 1)
+        before_s, before = np.roll(finish_s, 1), np.roll(steps, 1)
         before_s[begins], before[begins] = [s.begin_s for s in shards], 0.0
-        return cls(begins, sizes, prompt_tokens, lengths, finish_s, numbers, before_s, before)
+        return cls(begins, sizes, prompt_tokens, lengths, finish_s, numbers, starts, steps, before_s, before)
 
     def left_at(self, time_s: float) -> tuple[Array, Array, npt.NDArray[np.int64]]:
         left = self.finish_s > time_s
         counts = np.add.reduceat(left, self.begins, dtype=np.int64)
         first = (self.begins + self.sizes - counts)[counts > 0]
         share = (time_s - self.before_s[first]) / np.maximum(self.finish_s[first] - self.before_s[first], 1e-12)
-        done = self.before[first] + np.maximum(0.0, share) * (self.lengths[first] - self.before[first])
-        made = np.repeat(done, counts[counts > 0])
+        done = self.before[first] + np.maximum(0.0, share) * (self.steps[first] - self.before[first])
+        made = np.maximum(0.0, np.repeat(done, counts[counts > 0]) - self.starts[left])
         return self.prompt_tokens[left] + made, self.lengths[left] - made, self.numbers[left]
 
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.planner.latency import GenerateCost, LinearFit, WorkCost, kv_token_steps, relative_errors
-from orchestrator.planner.rollout import finish_times_s
+from orchestrator.planner.rollout import finish_times_s, queued
+from orchestrator.simulation.decoding import Item, schedule
 
 COST = GenerateCost(call_s=1.0, prefill_token_s=0.01, step_s=0.5, sequence_s=0.02, kv_token_s=0.001)
 
@@ -33,6 +34,17 @@ def test_finish_times_are_those_of_counting_every_step(samples: list[tuple[int, 
 def test_queued_samples_take_the_tokens_over_the_slots() -> None:
     ours = finish_times_s(np.zeros(4), np.full(4, 10.0), GenerateCost(0, 0, 1, 0, 0), max_batch=2, prefill_tokens=0)
     assert ours[-1] == 20.0
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 30)), min_size=1, max_size=12), st.integers(1, 4))
+def test_queued_samples_finish_as_in_the_simulated_engine(samples: list[tuple[int, int]], slots: int) -> None:
+    """Prompts that differ: each is computed when its sample is let in."""
+    prompt, length = (np.array(v, dtype=float) for v in zip(*samples, strict=True))
+    items = [Item(k, p, 0, n) for k, (p, n) in enumerate(samples)]
+    engine = schedule(items, COST, slots=slots, kv_tokens=None)
+    starts, ours = queued(prompt, length, COST, max_batch=slots, prefill_tokens=float(prompt.sum()))
+    np.testing.assert_allclose(ours, engine.finish_s)
+    np.testing.assert_allclose(starts, engine.begin_step)
 
 
 def test_fit_finds_the_coefficients_that_made_the_times() -> None:
