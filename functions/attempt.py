@@ -219,13 +219,13 @@ class Attempt:
 
 
 def _entries(events: Iterator[Event]) -> Iterator[tuple[Event, list[bytes]]]:
-    """Groups a function's events into log entries: one `samples` each; `cut` together with `done`."""
+    """Groups a function's events into log entries: one `samples` each; what was cut together with `done`."""
     held: list[bytes] = []
     for event in events:
         if event.kind not in ("samples", "cut", "done"):
             raise FatalError(f"a function yields samples, cut and done events, not {event.kind!r}")
-        if held and event.kind != "done":
-            raise FatalError(f"a function yielded {event.kind!r} after a cut; `done` has to follow it")
+        if held and event.kind == "samples":
+            raise FatalError("a function yielded 'samples' after a cut; `done` has to follow it")
         try:
             line = event.to_line()
         except (TypeError, ValueError) as error:

@@ -82,7 +82,7 @@ def deal(prompts: int, n: int, replicas: int) -> list[list[int]]:
 
 
 def regroup(leftovers: Sequence[Finished], calls: int) -> list[list[Ref]]:
-    """Cut shards to `calls` calls, the fullest first to the emptiest call."""
+    """What was cut to `calls` calls, the fullest part first to the emptiest call."""
     shards: list[list[Ref]] = [[] for _ in range(min(calls, len(leftovers)))]
     loads = [0] * len(shards)
     for item in sorted(leftovers, key=lambda item: (-len(item.group), item.ref.key)):

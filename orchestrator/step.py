@@ -89,6 +89,7 @@ class Step:
         samples = Samples((prompts or self.prompts).groups, count)
         sampling = dict(self.sampling) | ({} if temperature is None else {"temperature": temperature})
         sampling |= {"seed": derived_seed(self.seed, self.number, name), "chunk": self.plan.chunk}
+        sampling |= {"cut_parts": max(1, self.plan.migrate_to)}
         self._fill(samples, self._generate(name, samples, prompts or self.prompts, count, sampling))
         return samples
 

@@ -4,7 +4,7 @@ inputs   samples (SampleBatch, unfinished: responses empty, or as far as a cut l
 weights  policy
 params   GenerateParams
 events   samples   ref SampleBatch of finished samples, `chunk` or more of them except at the end
-         cut       after a cut, if samples are unfinished: ref SampleBatch of those, with what they have
+         cut       after a cut, `cut_parts` at most: ref SampleBatch of unfinished samples, with what they have
          (both with data {"group", "index", "prompt_length", "length", "finish"}: one number per sample)
 done     data: the counts of EngineStats, "engine" that ran and "why" it
 """
@@ -43,6 +43,8 @@ class GenerateParams:
     ignore_eos: bool = False
     chunk: int = 16
     """Finished samples that are worth an event."""
+    cut_parts: int = 1
+    """Parts that unfinished samples are handed back in after a cut, about alike."""
 
     def __post_init__(self) -> None:
         if self.max_response_length < 1:
@@ -55,6 +57,8 @@ class GenerateParams:
             raise ValueError(f"top_k is {self.top_k}, wants 0 (all tokens) or more")
         if self.chunk < 1:
             raise ValueError(f"chunk is {self.chunk}, wants 1 or more")
+        if self.cut_parts < 1:
+            raise ValueError(f"cut_parts is {self.cut_parts}, wants 1 or more")
 
     @property
     def sampling(self) -> Sampling:
@@ -128,8 +132,8 @@ class GenerateFunction:
             raise FatalError(str(error)) from error
         if finished:
             yield writer.samples(finished)
-        if cut:
-            yield writer.cut(cut)
+        for part in range(min(params.cut_parts, len(cut))):
+            yield writer.cut(cut[part :: params.cut_parts], part)
         yield Event("done", data={**dataclasses.asdict(engine.stats), "engine": choice.name, "why": choice.why})
 
 
@@ -183,8 +187,8 @@ class _Writer:
         self.written += 1
         return self._put("samples", f"samples.{self.written - 1:04d}", samples)
 
-    def cut(self, samples: Sequence[Sample]) -> Event:
-        return self._put("cut", "unfinished", samples)
+    def cut(self, samples: Sequence[Sample], part: int) -> Event:
+        return self._put("cut", f"unfinished.{part:04d}", samples)
 
     def _put(self, kind: Literal["samples", "cut"], name: str, samples: Sequence[Sample]) -> Event:
         before = self.batch.select([sample.number for sample in samples])

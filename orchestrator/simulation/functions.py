@@ -128,8 +128,10 @@ async def generate(call: Call, model: Generate, exchange: MemoryExchange) -> Eve
                 yield _samples(call, exchange, batch, done, [items[i].final for i in done], number)
                 number += 1
             left = [i for i in left if plan.finish_s[i] > now_s]
-            tokens = plan.tokens_at(now_s, items)
-            yield _samples(call, exchange, batch, left, [tokens[i] for i in left], number, kind="cut")
+            tokens, parts = plan.tokens_at(now_s, items), int(call.params.get("cut_parts", 1))
+            for part in (left[k::parts] for k in range(min(parts, len(left)))):
+                yield _samples(call, exchange, batch, part, [tokens[i] for i in part], number, kind="cut")
+                number += 1
     finally:
         exchange.unwatch(call.cut_key)
     yield Event("done", data=_stats(plan, clock() - start_s, items))
