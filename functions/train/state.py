@@ -25,7 +25,7 @@ from functions.weights.blobs import Blob, Written, commit, write_blobs
 from functions.weights.delta import difference
 from functions.weights.manifest import Adapter, Manifest, label, manifest_key, read_manifest
 from functions.weights.materialize import materialize
-from functions.weights.store import blobs, fetch, fetch_state, publish
+from functions.weights.store import blobs, fetch, fetch_state
 from functions.wire import Json, Version
 
 
@@ -96,23 +96,23 @@ def load(
         shutil.rmtree(directory, ignore_errors=True)
     with context.phase("fetch"):
         if ranks.mesh is None:
-            state = fetch_state(context.exchange, version)
+            moments = fetch_state(context.exchange, version)
         else:
-            state = dict(fetch_own(context.exchange, manifest, manifest.state, ranks))
+            moments = dict(fetch_own(context.exchange, manifest, manifest.state, ranks))
     model = forward.model
     named = trainable(model)
     with torch.no_grad():
         for name, parameter in named.items():
-            if MASTER + name in state:
-                parameter.copy_(placed(state[MASTER + name], parameter))
+            if MASTER + name in moments:
+                parameter.copy_(placed(moments[MASTER + name], parameter))
     trainer = manifest.trainer
     try:
-        optimizer = Optimizer(named, state, int(trainer.get("optimizer_steps", 0)))
+        optimizer = Optimizer(named, moments, int(trainer.get("optimizer_steps", 0)))
     except KeyError as error:
         raise FatalError(f"weights {label(version)}: its optimizer state lacks {error}") from error
-    carry, structure = dict(trainer.get("carry", {})), Structure.of(params)
-    published = blobs(_stored(model, own_tensors(model), structure)) if structure.deltas and ranks.size == 1 else {}
-    return TrainState(version, base, structure, model, forward, optimizer, carry, ranks, published)
+    carry = dict(trainer.get("carry", {}))
+    state = TrainState(version, base, Structure.of(params), model, forward, optimizer, carry, ranks)
+    return replace(state, published=_weights(state)) if state.structure.deltas else state
 
 
 def _whole_model(
@@ -157,46 +157,15 @@ def publish_state(
     Also the state that has become that version; None where another attempt's counts, which may have other bits, and
     of a gang: each rank writes its own part there, and rank 0 the manifest of all of them.
     """
-    if state.ranks.mesh is not None:
-        return _publish_parts(state, version, carry, result, context), None
-    model, structure = state.model, state.structure
-    stored = blobs(adapter_tensors(model) if structure.lora else _stored(model, own_tensors(model), structure))
-    change = None
-    if state.published:
-        with context.phase("compare"):
-            change = difference(read_manifest(context.exchange, state.version), state.published, stored)
-    if change is not None:
-        sizes = {"changed_weights": change.density, "delta_bytes": sum(map(len, change.parts))}
-        result = result | {"stats": result["stats"] | sizes}
-    manifest = publish(
-        context.exchange,
-        version,
-        tensors=stored,
-        state=_moments(state),
-        trainer={"optimizer_steps": state.optimizer.steps, "carry": carry, "result": result},
-        model_files=None,
-        parent=state.version,
-        adapter=_adapter(state),
-        delta=() if change is None else change.parts,
-    )
-    if manifest.trainer["result"] != result:
-        return manifest, None
-    published = stored if state.structure.deltas else {}
-    return manifest, replace(state, version=version, carry=carry, published=published)
-
-
-def _publish_parts(
-    state: TrainState, version: Version, carry: dict[str, float], result: Json, context: Context
-) -> Manifest:
-    exchange, ranks, model = context.exchange, state.ranks, state.model
-    weights = adapter_tensors(model) if state.structure.lora else _stored_parts(model, state.structure, ranks)
-    own, moments = own_blocks(weights, ranks), own_blocks(_moments(state), ranks)
-    written = write_blobs(exchange, version, tensors=own, state=moments)
+    exchange, ranks, weights = context.exchange, state.ranks, _weights(state)
+    delta, sizes = _changes(state, weights, context)
+    result = result | {"stats": result["stats"] | sizes}
+    written = write_blobs(exchange, version, tensors=weights, state=_own(_moments(state), ranks), delta=delta)
     everyone = [Written.from_json(value) for value in ranks.gather(written.to_json())]
     if ranks.rank:
         await_value(manifest_key(version), context)
-        return read_manifest(exchange, version)
-    return commit(
+        return read_manifest(exchange, version), None
+    manifest = commit(
         exchange,
         version,
         everyone,
@@ -205,6 +174,41 @@ def _publish_parts(
         parent=state.version,
         adapter=_adapter(state),
     )
+    if manifest.trainer["result"] != result or ranks.size > 1:
+        return manifest, None
+    published = weights if state.structure.deltas else {}
+    return manifest, replace(state, version=version, carry=carry, published=published)
+
+
+def _weights(state: TrainState) -> dict[str, Blob]:
+    """What this rank writes of the weights."""
+    model, structure, ranks = state.model, state.structure, state.ranks
+    if structure.lora is not None:
+        return _own(adapter_tensors(model), ranks)
+    if ranks.mesh is not None:
+        return _own(_stored_parts(model, structure, ranks), ranks)
+    return _own(_stored(model, own_tensors(model), structure), ranks)
+
+
+def _own(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Blob]:
+    """This rank's part of the tensors, all of them where it is alone."""
+    return blobs(tensors) if ranks.mesh is None else own_blocks(tensors, ranks)
+
+
+def _changes(state: TrainState, weights: Mapping[str, Blob], context: Context) -> tuple[tuple[bytes, ...], Json]:
+    """What this rank adds to the delta, nothing unless all ranks have their part; and the delta's sizes, for stats."""
+    if not state.structure.deltas:
+        return (), {}
+    with context.phase("compare"):
+        own = difference(read_manifest(context.exchange, state.version), state.published, weights)
+    told = None if own is None else [own.changed, own.elements, *map(len, own.parts)]
+    found = [value["own"] for value in state.ranks.gather({"own": told})]
+    if own is None or None in found:
+        return (), {}
+    parts = [sizes for _, _, *sizes in found]
+    delta = own.parts if all(parts) else ()
+    changed, elements = (sum(value[i] for value in found) for i in (0, 1))
+    return delta, {"changed_weights": changed / elements, "delta_bytes": sum(map(sum, parts)) if all(parts) else 0}
 
 
 def _moments(state: TrainState) -> dict[str, Tensor]:

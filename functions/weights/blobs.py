@@ -59,23 +59,26 @@ class Part:
 
 @dataclass(frozen=True)
 class Written:
-    """What one writer has put: parts of the weights and of the optimizer's state, and all keys."""
+    """What one writer has put: parts of the weights and of the optimizer's state, what changed in the former since the
+    version before, and all keys."""
 
     tensors: tuple[Part, ...]
     state: tuple[Part, ...]
+    delta: tuple[Ref, ...]
     keys: tuple[str, ...]
 
     def to_json(self) -> Json:
         kinds = {"tensors": self.tensors, "state": self.state}
         parts = {kind: [[*part.entry.to_json(), part.start] for part in found] for kind, found in kinds.items()}
-        return parts | {"keys": list(self.keys)}
+        return parts | {"delta": [ref.to_json() for ref in self.delta], "keys": list(self.keys)}
 
     @classmethod
     def from_json(cls, value: Json) -> Written:
         def parts(rows: Sequence[Sequence[object]]) -> tuple[Part, ...]:
             return tuple(_part(*row) for row in rows)  # type: ignore[arg-type]  # as to_json has it
 
-        return cls(parts(value["tensors"]), parts(value["state"]), tuple(value["keys"]))
+        delta = tuple(Ref.from_json(ref) for ref in value["delta"])
+        return cls(parts(value["tensors"]), parts(value["state"]), delta, tuple(value["keys"]))
 
 
 def _part(
@@ -99,26 +102,27 @@ def publish_blobs(
     shard_bytes: int = SHARD_BYTES,
 ) -> Manifest:
     """`write_blobs` and `commit` by one writer that has all of every tensor."""
-    written = write_blobs(exchange, version, tensors=tensors, state=state, shard_bytes=shard_bytes)
-    return commit(
-        exchange, version, [written], trainer=trainer, files=files, parent=parent, adapter=adapter, delta=delta
-    )  # fmt: skip
+    written = write_blobs(exchange, version, tensors=tensors, state=state, delta=delta, shard_bytes=shard_bytes)
+    return commit(exchange, version, [written], trainer=trainer, files=files, parent=parent, adapter=adapter)
 
 
 def write_blobs(
     exchange: Exchange, version: Version, *, tensors: Mapping[str, Blob], state: Mapping[str, Blob],
-    shard_bytes: int = SHARD_BYTES,
+    delta: Sequence[bytes] = (), shard_bytes: int = SHARD_BYTES,
 ) -> Written:  # fmt: skip
     """Puts the bytes that this writer has. Nobody sees them before a manifest names them.
 
-    Shards are named by their content, so no writer can overwrite another's bytes.
+    `delta`: the parts of what changed in `tensors` since the version's parent (delta.py).
+    Shards and parts are named by their content, so no writer can overwrite another's bytes.
     """
     shards = _Shards(version.prefix, shard_bytes)
     placed = [shards.add(blobs) for blobs in (tensors, state)]
     shards.close()
+    parts = {f"{version.prefix}delta.{checksum(part)}": part for part in delta}
     with ThreadPoolExecutor(TRANSFERS) as pool:
         list(pool.map(lambda item: exchange.durable.put(*item), shards.values.items()))
-    return Written(shards.located(placed[0]), shards.located(placed[1]), tuple(shards.values))
+        refs = tuple(pool.map(lambda item: exchange.durable.put(*item), parts.items()))
+    return Written(shards.located(placed[0]), shards.located(placed[1]), refs, (*shards.values, *parts))
 
 
 def commit(
@@ -130,18 +134,14 @@ def commit(
     files: Mapping[str, Ref],
     parent: Version | None,
     adapter: Adapter | None = None,
-    delta: Sequence[bytes] = (),
 ) -> Manifest:
     """The manifest of what all writers have `written`, with a conditional put. Returns the manifest that counts.
 
-    `delta`: the parts of what changed since `parent`, beside the whole tensors, which are in the first writer's order.
-    Of several publishers of one version exactly one wins; the others get the winner's manifest, and what they and
-    their fellow writers wrote is deleted. Raises ValueError for parts that are not the whole of a tensor.
+    Tensors are in the first writer's order. Of several publishers of one version exactly one wins; the others get the
+    winner's manifest, and what they and their fellow writers wrote is deleted. Raises ValueError for parts that are not
+    the whole of a tensor.
     """
     store = exchange.durable
-    parts = {f"{version.prefix}delta-{i:05d}.{checksum(part)}": part for i, part in enumerate(delta)}
-    with ThreadPoolExecutor(TRANSFERS) as pool:
-        refs = tuple(pool.map(lambda item: store.put(*item), parts.items()))
     manifest = Manifest(
         version=version,
         parent=parent,
@@ -150,12 +150,12 @@ def commit(
         trainer=trainer,
         files=dict(files),
         adapter=adapter,
-        delta=refs,
+        delta=tuple(dict.fromkeys(ref for writer in written for ref in writer.delta)),
     )
     if store.put_if_absent(manifest_key(version), manifest.encode()) is not None:
         return manifest
     winner = read_manifest(exchange, version)
-    for key in {*parts}.union(*(writer.keys for writer in written)) - winner.keys():
+    for key in set[str]().union(*(writer.keys for writer in written)) - winner.keys():
         store.delete(key)
     return winner
 

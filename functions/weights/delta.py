@@ -17,14 +17,14 @@ place (PULSE, arXiv:2602.03839); at that density a changed element costs 3.3 byt
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from functions.weights.blobs import Blob
-from functions.weights.manifest import ITEM_BYTES, Manifest, tensor_hash
+from functions.weights.manifest import ITEM_BYTES, Manifest, block_hashes
 
 LARGEST_SHARE = 0.3
 """A delta of more than this share of the weights' bytes is not worth its trouble: the whole version is fetched."""
@@ -58,14 +58,15 @@ def unsigned(data: memoryview | bytes, dtype: str) -> Array:
 def difference(
     parent: Manifest, old: Mapping[str, Blob], new: Mapping[str, Blob], *, part_bytes: int = PART_BYTES
 ) -> Difference | None:
-    """From `old`, the tensors of `parent`, to `new`. None where a delta would not lead from one to the other: names,
-    dtypes or shapes differ, or `old` are not the bytes that `parent` has."""
-    if _layout(old) != _layout(new) or {e.name: e.hash for e in parent.tensors} != _hashes(old):
+    """From `old`, what `parent` has of some or all of its tensors, to `new`. None where a delta would not lead from one
+    to the other: names, dtypes or shapes differ, or `old` are not the bytes that `parent` has."""
+    if _layout(old) != _layout(new) or not _all_of(parent, old):
         return None
     limit = LARGEST_SHARE * sum(len(blob.data) for blob in new.values())
     parts, open_part, changed, size = list[bytes](), _Part(), 0, 0
     for name, blob in new.items():
         before, after = unsigned(old[name].data, blob.dtype), unsigned(blob.data, blob.dtype)
+        begin = blob.start // ITEM_BYTES[blob.dtype]
         for first in range(0, len(after), SECTION_ELEMENTS):
             chunk = after[first : first + SECTION_ELEMENTS]
             differs = chunk != before[first : first + SECTION_ELEMENTS]
@@ -76,7 +77,7 @@ def difference(
                 continue
             positions = np.flatnonzero(differs)
             gaps, values = encode_gaps(positions), chunk[positions].tobytes()
-            open_part.add([name, blob.dtype, first, count, len(gaps)], gaps, values)
+            open_part.add([name, blob.dtype, begin + first, count, len(gaps)], gaps, values)
             size += len(gaps) + len(values)
             if open_part.size >= part_bytes:
                 parts.append(open_part.encode())
@@ -174,9 +175,18 @@ class _Part:
         return b"".join((len(head).to_bytes(_LENGTH, "little"), head, *self._data))
 
 
-def _hashes(blobs: Mapping[str, Blob]) -> dict[str, str]:
-    return {name: tensor_hash(blob.data) for name, blob in blobs.items()}
+def _all_of(parent: Manifest, blobs: Mapping[str, Blob]) -> bool:
+    """Whether all of the blobs are what `parent` has there."""
+    entries = {entry.name: entry for entry in parent.tensors}
+    for name, blob in blobs.items():
+        entry = entries.get(name)
+        if entry is None or (entry.dtype, entry.shape) != (blob.dtype, blob.shape):
+            return False
+        first, hashes = blob.start // entry.block_bytes, block_hashes(blob.data, blob.size_bytes)
+        if entry.blocks[first : first + len(hashes)] != hashes:
+            return False
+    return True
 
 
-def _layout(blobs: Mapping[str, Blob]) -> dict[str, tuple[str, Sequence[int]]]:
-    return {name: (blob.dtype, blob.shape) for name, blob in blobs.items()}
+def _layout(blobs: Mapping[str, Blob]) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
+    return {name: (blob.dtype, blob.shape, blob.start, len(blob.data)) for name, blob in blobs.items()}

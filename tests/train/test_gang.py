@@ -22,6 +22,7 @@ from functions.samples import Columns, Finish, Ragged, SampleBatch
 from functions.train.function import TrainFunction
 from functions.train.parallel import share
 from functions.weights.base import import_model
+from functions.weights.local_copy import LocalCopy
 from functions.weights.manifest import Manifest, read_manifest
 from functions.weights.materialize import materialize
 from functions.weights.store import fetch, fetch_state
@@ -156,6 +157,32 @@ def test_adapters_and_masters_are_sharded_too(bench: Bench, extra: Json) -> None
     assert {name: t.dtype for name, t in a.items()} == {name: t.dtype for name, t in b.items()}
     for name in a:  # bfloat16 products differ with the packs: the masters' step is lr at most
         torch.testing.assert_close(b[name].float(), a[name].float(), rtol=1e-2, atol=2e-2)
+
+
+def test_the_ranks_together_say_what_changed(bench: Bench) -> None:
+    """Tensors of several blocks, which lie with several ranks; what each changed leads on from what all had."""
+    save_tiny(bench.scratch / "wide", intermediate_size=2000)
+    base = import_model(bench.exchange, "wide", bench.scratch / "wide")
+    params = GRPO | {"dtype": "bfloat16", "model": "wide", "optimizer": {"lr": 1e-6}}
+    first = bench.gang(bench.call("first", params, base), 3)
+    parent = Version.from_json(first["version"])
+    second = bench.gang(bench.call("second", params, parent), 3)
+    manifest = bench.manifest(second)
+    (wide,) = [e for e in manifest.tensors if e.name == "model.layers.0.mlp.up_proj.weight"]
+    assert len({piece.key for piece in wide.pieces}) == 3
+    assert len(manifest.delta) > 1
+    old, new = (fetch(bench.exchange, Version.from_json(data["version"])) for data in (first, second))
+    differing = sum(int((old[name] != new[name]).sum()) for name in new)
+    assert second["stats"]["changed_weights"] == differing / sum(t.numel() for t in new.values()) > 0
+    assert second["stats"]["delta_bytes"] == sum(ref.size_bytes for ref in manifest.delta)
+    copy, context = LocalCopy(bench.scratch / "copy"), Context(bench.exchange, str(bench.scratch))
+    copy.bring(bench.exchange, parent, context.phase)
+    arrival = copy.bring(bench.exchange, manifest.version, context.phase)  # every tensor's hash is checked
+    assert arrival.changes is not None
+    assert "delta_bytes" not in first["stats"]  # from a float32 model
+    one = bench.alone(bench.call("alone", params, manifest.version))  # a cold trainer alone goes on from there
+    assert bench.manifest(one).delta
+    assert set(bench.exchange.list(manifest.version.prefix)) <= manifest.keys()
 
 
 def test_more_ranks_than_packs(bench: Bench) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from functions.exchange.base import Corrupt, NotFound
 from functions.exchange.directory import DirectoryExchange
 from functions.weights.base import import_model
+from functions.weights.blobs import Blob
 from functions.weights.delta import Difference, decode, decode_gaps, difference, encode_gaps
 from functions.weights.local_copy import LocalCopy
 from functions.weights.manifest import Manifest, TensorEntry, block_hashes, keep_only, manifest_key, read_manifest
@@ -126,6 +127,37 @@ def test_tensors_longer_than_a_section(monkeypatch: pytest.MonkeyPatch) -> None:
     assert delta is not None
     assert same(applied(old, delta), new)
     assert len(list(decode(delta.parts[0]))) == 4
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 4))
+def test_writers_of_parts_say_together_what_changed(seed: int, writers: int) -> None:
+    """Blocks dealt at random to several writers, as ranks of a gang have them."""
+    old = {name: tensor.repeat(40, 1) for name, tensor in random_tensors(seed).items() if name in ("bf16", "i64", "u8")}
+    new, result, rng = changed(old, 0.05, seed), old, np.random.default_rng(seed)
+    count = 0
+    parent, edges = manifest_of(old), {}
+    for entry in parent.tensors:
+        cuts = np.sort(rng.integers(0, len(entry.blocks) + 1, writers - 1)) * entry.block_bytes
+        edges[entry.name] = [0, *np.minimum(cuts, entry.size_bytes).tolist(), entry.size_bytes]
+    for writer in range(writers):
+        mine = [part_of(blobs(tensors), edges, writer) for tensors in (old, new)]
+        delta = difference(parent, *mine)
+        assert delta is not None
+        result, count = applied(result, delta), count + delta.changed
+    assert same(result, new)
+    whole = difference(parent, blobs(old), blobs(new))
+    assert whole is not None
+    assert count == whole.changed
+
+
+def part_of(whole: dict[str, Blob], edges: dict[str, list[int]], writer: int) -> dict[str, Blob]:
+    found = {}
+    for name, blob in whole.items():
+        start, stop = edges[name][writer : writer + 2]
+        if start < stop:
+            found[name] = replace(blob, data=blob.data[start:stop], start=start)
+    return found
 
 
 def test_no_delta_where_it_would_not_pay_or_not_lead_there() -> None:
