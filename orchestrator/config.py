@@ -257,6 +257,8 @@ class JobConfig(Section):
         if name not in POLICIES or not POLICIES[name].wide:
             wanted = ", ".join(f'"{policy.name}"' for policy in POLICIES.values() if policy.wide)
             raise ValueError(f'functions.{TAIL}: planner.policy = "{name}" never moves a tail to it (wants {wanted})')
+        if self.planner.gpu is None:
+            raise ValueError(f"functions.{TAIL}: wants planner.gpu, by which its speed is known before it was used")
         gpus, fewest = self.function(TAIL).gpus, self.function("generate").gpus
         if gpus < fewest:
             raise ValueError(

@@ -18,7 +18,7 @@ from orchestrator.history import finished_steps, prompts_of
 from orchestrator.job_planner import adaptive_planner
 from orchestrator.pictures import Life
 from orchestrator.planner.adaptive import AdaptivePlanner
-from orchestrator.planner.base import CurvePoint, StepPlan, StepRequest
+from orchestrator.planner.base import TAIL, CurvePoint, StepPlan, StepRequest
 from orchestrator.planner.fusion import replica_counts
 from orchestrator.planner.prefixes import Prefixes
 from orchestrator.planner.scaling import Unmet
@@ -82,10 +82,16 @@ def forecast(prepared: Prepared, run: RunDirectory | None = None) -> Forecast:
         lives=lives(planner, then, steady, cold.keep | frozenset(cold.prewarm_next_s)),
         curve=curve,
         chosen=next(p for p in curve if p.replicas == steady.chosen),
-        unknown=[n for n in limits if n != "generate" and planner.learned.work(n) is None],
+        unknown=[n for n in limits if not _known(planner, n)],
         job_s=(cold.predicted_step_s or 0.0) + again * (steady.predicted_step_s or 0.0),
         job_usd=(cold.predicted_cost_usd or 0.0) + again * (steady.predicted_cost_usd or 0.0),
     )
+
+
+def _known(planner: AdaptivePlanner, function: str) -> bool:
+    learned = planner.learned
+    costs = {"generate": learned.generate, TAIL: learned.tail}
+    return (costs[function] if function in costs else learned.work(function)) is not None
 
 
 def _curve(planner: AdaptivePlanner, request: StepRequest, plan: StepPlan) -> list[CurvePoint]:

@@ -25,9 +25,19 @@ from tests.support.tiny_job import MARK, Background, Job, assert_same, command
 
 pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(600)]
 
-LONG = ["steps=2", "validation.every=0", "rollout.n=16", "rollout.max_response_length=24", "rollout.slots=2"]
+LONG = [
+    "steps=2",
+    "model.dtype=bfloat16",
+    "validation.every=0",
+    "rollout.n=16",
+    "rollout.max_response_length=24",
+    "rollout.slots=2",
+]
 """Some hundred decode steps, so that a cut finds most samples unfinished."""
-WIDE = ["planner.policy=ours", f"functions.{TAIL}.usd_per_hour=3600", "functions.generate.usd_per_hour=3600"]
+WIDE = [
+    "planner.policy=ours", "planner.gpu=L40S", "functions.generate.gpus=1", f"functions.{TAIL}.gpus=1",
+    f"functions.{TAIL}.usd_per_hour=3600", "functions.generate.usd_per_hour=3600",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

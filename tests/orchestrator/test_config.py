@@ -122,7 +122,8 @@ def test_a_planner_is_the_same_after_its_job_was_written_down(tmp_path: Path) ->
         assert load_job(tmp_path / "job.toml") == job
 
 
-OURS = {"policy": "ours"}
+OURS = {"policy": "ours", "gpu": "L40S"}
+BF16 = {"path": "model", "dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize(
@@ -137,16 +138,25 @@ OURS = {"policy": "ours"}
             'functions.generate-tail: planner.policy = "serverful" never moves a tail to it (wants "ours")',
         ),
         (
-            {"functions": {"generate": {"gpus": 2}, "generate-tail": {"gpus": 1}}, "planner": OURS},
+            {"functions": {"generate": {"gpus": 2}, "generate-tail": {"gpus": 1}}, "planner": OURS, "model": BF16},
             "functions.generate-tail.gpus: got 1, functions.generate has 2 "
             "(wants more: a tail moves to be decoded faster)",
         ),
         (
-            {"functions": {"generate-tail": {"gpus": 4}}, "planner": OURS, "rollout": {"engine": "torch"}},
+            {"functions": {"generate-tail": {"gpus": 4}}, "planner": {"policy": "ours"}},
+            "functions.generate-tail: wants planner.gpu, by which its speed is known before it was used",
+        ),
+        (
+            {
+                "functions": {"generate": {"gpus": 1}, "generate-tail": {"gpus": 4}},
+                "planner": OURS,
+                "model": BF16,
+                "rollout": {"engine": "torch"},
+            },
             'functions.generate-tail.gpus: got 4, rollout.engine = "torch" uses one ("vllm" splits a model)',
         ),
         (
-            {"functions": {"generate_tail": {"gpus": 4}}, "planner": OURS},
+            {"functions": {"generate_tail": {"gpus": 4}}},
             "functions.generate_tail: no such function; did you mean 'generate-tail'?",
         ),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from orchestrator.config import load_job
 from orchestrator.errors import ConfigError
 from orchestrator.job_planner import job_priors
 from orchestrator.session import prepare
-from orchestrator.specs import function_limits
+from orchestrator.specs import check_room, function_limits
 from tests.support.tiny_job import make_job
 
 VLLM = ["deterministic=false", "rollout.engine=vllm"]
@@ -90,13 +91,18 @@ def test_the_tails_function_has_gpus_room_and_priors_of_its_own(file: Path) -> N
 
 
 def test_a_sample_must_have_room_in_the_tails_function_too(file: Path) -> None:
-    words = [*VLLM, "planner.policy=ours", "functions.generate-tail.gpus=2", "rollout.max_response_length=9000"]
-    with pytest.raises(ConfigError, match=r"one replica of generate has room for 4096"):
-        kv(file, *words, "rollout.vllm.kv_cache_mb=1")
+    prepared = prepare(load_job(file, WIDE))
+    limits = function_limits(prepared.job, prepared.specs)
+    small = limits | {"generate-tail": replace(limits["generate-tail"], kv_tokens=50)}
+    check_room(prepared.job, limits, longest_prompt=43)
+    with pytest.raises(
+        ConfigError, match=r"have 51 tokens, one replica of generate-tail has room for 50 .*at most 7"
+    ):
+        check_room(prepared.job, small, longest_prompt=43)
 
 
 def test_gpus_that_do_not_divide_the_heads_are_refused_before_vllm_does(file: Path) -> None:
-    words = [*VLLM, "planner.policy=ours", "functions.generate-tail.gpus=3"]
+    words = [*WIDE, "functions.generate-tail.gpus=3"]
     with pytest.raises(
         ConfigError, match=r"generate-tail.gpus: got 3 for the model's 4 attention heads .wants 1, 2, 4"
     ):
