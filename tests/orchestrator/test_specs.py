@@ -95,9 +95,7 @@ def test_a_sample_must_have_room_in_the_tails_function_too(file: Path) -> None:
     limits = function_limits(prepared.job, prepared.specs)
     small = limits | {"generate-tail": replace(limits["generate-tail"], kv_tokens=50)}
     check_room(prepared.job, limits, longest_prompt=43)
-    with pytest.raises(
-        ConfigError, match=r"have 51 tokens, one replica of generate-tail has room for 50 .*at most 7"
-    ):
+    with pytest.raises(ConfigError, match=r"have 51 tokens, one replica of generate-tail has room for 50 .*at most 7"):
         check_room(prepared.job, small, longest_prompt=43)
 
 
