@@ -47,16 +47,29 @@ class Cuts:
 
         self.after_s = max((self._after_s(f, tokens, float(lengths.max())) for f in costs.trainers), default=0.0)
         """What training takes at the least after the last sample."""
-        self.work_cost = sum(costs.price[f] * c.work_s(samples, tokens) for f, c in costs.followers.items())
-        self.work_cost += sum(
-            costs.price[f] * (c.sample_s * samples + c.token_s * tokens) for f, c in costs.trainers.items()
+        start_s = {name: 0.0 if name in costs.warm else costs.start_s[name] for name in limits}
+        self.work_cost = sum(
+            costs.price[f] * (c.work_s(samples, tokens) + start_s[f]) for f, c in costs.followers.items()
         )
+        for name, cost in costs.trainers.items():
+            ranks = self._least_ranks(name)
+            paid_s = self._work_s(name, tokens) + ranks * (cost.own_s(ranks) + start_s[name])
+            self.work_cost += costs.price[name] * paid_s
         """What all but generation costs at the least."""
 
     def _after_s(self, name: str, tokens: float, longest: float) -> float:
         cost, ranks = self.costs.trainers[name], self.costs.limits[name].max_replicas
-        work_s = 0.0 if name in self.fed else (cost.sample_s * self.samples + cost.token_s * tokens) / ranks
+        work_s = 0.0 if name in self.fed else self._work_s(name, tokens) / ranks
         return max(work_s, cost.token_s * longest) + cost.own_s(ranks) / 2
+
+    def _work_s(self, name: str, tokens: float) -> float:
+        """Of one rank, the call's own seconds aside."""
+        cost = self.costs.trainers[name]
+        return cost.sample_s * self.samples + cost.token_s * tokens
+
+    def _least_ranks(self, name: str) -> int:
+        limits = self.costs.limits[name]
+        return (limits.min_replicas or limits.max_replicas) if self.policy.feed else limits.max_replicas
 
     def of(self, end: Tail, shards: int) -> list[TailChoice]:
         """What may become of the tail, the most promising first."""

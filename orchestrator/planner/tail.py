@@ -277,12 +277,11 @@ class Tail:
             if left is None:
                 continue
             gone_s = np.sort(np.minimum(self.ends, left.at_s))
-            table = np.zeros((3, len(left.more) + wide.most))
-            table[:, : len(left.more)] = left.held, left.more, kv_token_steps(left.held, left.more)
+            linear_s = _linear_s(left, wide)
             tokens = float((left.held + left.more).sum())
             low = remaining_instances(len(left.more), tokens, wide.max_batch, wide.kv_tokens)
             for replicas in range(low, min(wide.most, len(left.more)) + 1):
-                works = _works_s(left, table, replicas, wide)
+                works = _works_s(left, linear_s, replicas, wide)
                 open_s = max(wide.room_at_s(replicas, gone_s), left.at_s - wide.start_s, 0.0)
                 begin_s = max(left.at_s, open_s + wide.start_s)
                 ends_s = (begin_s + works).tolist()
@@ -319,15 +318,22 @@ class Tail:
         return self.finish(choice)[0]
 
 
-def _works_s(left: Leftover, table: Array, replicas: int, wide: Wide) -> Array:
-    """Of each of `replicas` replicas that the leftover is dealt to in turn, most to come first. [replicas]
+def _linear_s(left: Leftover, wide: Wide) -> Array:
+    """Seconds that each sample adds to its replica's call, the decode steps aside. [samples; zeros follow]"""
+    cost, count = wide.cost, len(left.more)
+    found = np.zeros(count + wide.most)
+    found[:count] = cost.prefill_token_s * left.held + cost.sequence_s * left.more
+    found[:count] += cost.kv_token_s * kv_token_steps(left.held, left.more)
+    return found
 
-    `table`: tokens held, tokens to come, and what its steps read of each sample; zeros follow.
-    """
+
+def _works_s(left: Leftover, linear_s: Array, replicas: int, wide: Wide) -> Array:
+    """Of each of `replicas` replicas that the leftover is dealt to in turn, most to come first. [replicas]"""
     rows = -(-len(left.more) // replicas)
-    held, more, steps = table[:, : rows * replicas].reshape(3, rows, replicas).sum(axis=1)
-    longest = np.maximum(left.more[:replicas], more / wide.max_batch)
-    cost = wide.cost
-    works: Array = cost.call_s + cost.prefill_token_s * held + cost.step_s * longest
-    works += cost.sequence_s * more + cost.kv_token_s * steps
-    return works
+    steps = left.more[:replicas]
+    if rows > wide.max_batch:  # else none takes more steps than its first sample
+        more = np.zeros(rows * replicas)
+        more[: len(left.more)] = left.more
+        steps = np.maximum(steps, more.reshape(rows, replicas).sum(axis=0) / wide.max_batch)
+    works: Array = linear_s[: rows * replicas].reshape(rows, replicas).sum(axis=0)
+    return works + (wide.cost.call_s + wide.cost.step_s * steps)

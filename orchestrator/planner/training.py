@@ -149,15 +149,19 @@ def fed(
     publishing.
     """
     order = np.argsort(batch.ready_s, kind="stable")
-    ranks, ready_s = np.array(counts, dtype=np.float64)[:, None], batch.ready_s[order]
-    left_s = np.cumsum(batch.seconds(cost)[order][::-1])[::-1] / ranks
+    ready_s = batch.ready_s[order]
+    different = {count: row for row, count in enumerate(dict.fromkeys(counts))}
+    row = [different[count] for count in counts]
+    left_s = np.cumsum(batch.seconds(cost)[order][::-1])[::-1] / np.array(list(different))[:, None]
+    ranks = np.array(counts)[:, None]
     own_s = cost.call_s / 2 + cost.shared_s / (2 * ranks)
-    alone_s, last_s, whole_s = cost.token_s * batch.longest, float(ready_s[-1]), left_s[:, :1]
+    alone_s, last_s, whole_s = cost.token_s * batch.longest, float(ready_s[-1]), left_s[row, :1]
 
     def arrived_s(pace: float) -> Array:
         """When the last group is done with, if nothing else is to wait for. [N, 1]"""
-        late: Array = np.maximum((pace * ready_s + left_s).max(axis=1, keepdims=True), pace * last_s + alone_s)
-        return late
+        late = (pace * ready_s + left_s).max(axis=1)
+        found: Array = np.maximum(late[row][:, None], pace * last_s + alone_s)
+        return found
 
     expected_s = arrived_s(1.0)
     earliest_s = np.array(rooms_s)[:, None] + start_s + own_s
