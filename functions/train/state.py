@@ -158,7 +158,8 @@ def publish_state(
     of a gang: each rank writes its own part there, and rank 0 the manifest of all of them.
     """
     exchange, ranks, weights = context.exchange, state.ranks, _weights(state)
-    delta, sizes = _changes(state, weights, context)
+    parent = read_manifest(exchange, state.version)
+    delta, sizes = _changes(state, parent, weights, context)
     result = result | {"stats": result["stats"] | sizes}
     written = write_blobs(exchange, version, tensors=weights, state=_own(_moments(state), ranks), delta=delta)
     everyone = [Written.from_json(value) for value in ranks.gather(written.to_json())]
@@ -170,7 +171,7 @@ def publish_state(
         version,
         everyone,
         trainer={"optimizer_steps": state.optimizer.steps, "carry": carry, "result": result},
-        files=read_manifest(exchange, state.version).files,
+        files=parent.files,
         parent=state.version,
         adapter=_adapter(state),
     )
@@ -195,12 +196,14 @@ def _own(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Blob]:
     return blobs(tensors) if ranks.mesh is None else own_blocks(tensors, ranks)
 
 
-def _changes(state: TrainState, weights: Mapping[str, Blob], context: Context) -> tuple[tuple[bytes, ...], Json]:
+def _changes(
+    state: TrainState, parent: Manifest, weights: Mapping[str, Blob], context: Context
+) -> tuple[tuple[bytes, ...], Json]:
     """What this rank adds to the delta, nothing unless all ranks have their part; and the delta's sizes, for stats."""
     if not state.structure.deltas:
         return (), {}
     with context.phase("compare"):
-        own = difference(read_manifest(context.exchange, state.version), state.published, weights)
+        own = difference(parent, state.published, weights)
     told = None if own is None else [own.changed, own.elements, *map(len, own.parts)]
     found = [value["own"] for value in state.ranks.gather({"own": told})]
     if own is None or None in found:

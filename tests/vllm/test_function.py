@@ -21,9 +21,10 @@ from functions.generate.engines import EngineOptions, choose
 from functions.generate.function import GenerateFunction
 from functions.samples import Finish, SampleBatch
 from functions.weights.base import import_model
+from functions.weights.delta import difference
 from functions.weights.manifest import Adapter
 from functions.weights.materialize import materialize
-from functions.weights.store import publish
+from functions.weights.store import blobs, fetch, publish
 from functions.wire import Call, Event, Version
 from tests.vllm.samples import Logprobs, edit_config, random_prompts, requests
 
@@ -133,6 +134,42 @@ def test_published_adapters_are_swapped_over_the_base_that_is_held(
             engines.add(function._policy._engine._engine)
         assert len(engines) == 1
         function._policy._engine.close()  # type: ignore[union-attr]
+
+
+def test_a_kept_replica_follows_by_deltas(make_model: Callable[..., Path], logprobs: Logprobs, tmp_path: Path) -> None:
+    """The same engine all along, on weights that are those of each version."""
+    exchange = DirectoryExchange(tmp_path / "exchange")
+    parent = import_model(exchange, "policy", make_model(75))
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in fetch(exchange, parent).items()}
+    batch = SampleBatch.of_prompts(random_prompts(1, [20]), samples_per_prompt=1, version=0)
+    refs, (request,) = [exchange.put("batches/one", batch.encode())], requests(random_prompts(1, [20]))
+    function, engines = GenerateFunction(engine="vllm", device="cpu", vllm={"context": 512}), set()
+    delta: tuple[bytes, ...] = ()
+    params = {"max_response_length": 16, "ignore_eos": True}
+    for number in range(1, 4):
+        version = Version("policy", number, "call")
+        manifest = publish(
+            exchange, version, tensors=tensors, state={}, trainer={}, model_files=None, parent=parent, delta=delta
+        )
+        context = Context(exchange, str(tmp_path / "scratch"))
+        (samples, _) = function.call(
+            Call(str(number), "generate", {"samples": refs}, {"policy": version}, params), context
+        )
+        assert samples.ref is not None
+        found = SampleBatch.decode(exchange.get(samples.ref))
+        sample = Sample(0, found.responses[0], found.logprobs, Finish.LENGTH, number)
+        whole = materialize(exchange, version, tmp_path / "whole" / str(number))
+        assert np.allclose(found.logprobs, logprobs(whole, request, sample, 1.0), atol=2e-5)
+        assert ("fetch delta" in [span.name for span in context.meter.spans]) == (number > 1)
+        assert isinstance(function._policy._engine, VllmEngine)
+        engines.add(function._policy._engine._engine)
+        old, parent = tensors, version
+        tensors = {n: torch.where(torch.rand(t.shape) < 0.05, t + 0.05, t) for n, t in old.items()}
+        change = difference(manifest, blobs(old), blobs(tensors))
+        assert change is not None
+        delta = change.parts
+    assert len(engines) == 1
+    function._policy._engine.close()  # type: ignore[union-attr]
 
 
 def test_auto_says_what_it_took_and_why(make_model: Callable[..., Path], tmp_path: Path) -> None:
