@@ -31,6 +31,8 @@ class Rollout:
     migrate_to: int
     elsewhere: bool = False
     """What is left goes on at another function: none of these replicas stays, and a single open call is cut too."""
+    placed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when no more replicas will be asked for: of the tail's function, where it goes on elsewhere."""
     finished: list[Finished] = field(default_factory=list)
     _cut: bool = False
     _open: list[Call] = field(default_factory=list)
@@ -49,6 +51,8 @@ class Rollout:
                 calls.create_task(self._shard(stage, refs, samples, leftovers))
             await asyncio.sleep(0)
             await stage.no_more()
+            if not self.elsewhere or self._cut:
+                self.placed.set()
         return leftovers
 
     async def _shard(self, stage: Stage, refs: Sequence[Ref], samples: Samples, leftovers: list[Finished]) -> None:

@@ -76,6 +76,8 @@ class Step:
     lifetime_s: float
     draw: Callable[[], PromptSet]
     moments: Moments = field(default_factory=lambda: Moments(0.0, None))
+    placed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the planned generation asks for no more replicas, its tail's included."""
     trained: dict[str, Version] = field(default_factory=dict)
     """The versions that this step's train calls have published."""
     report: Report = field(default_factory=Report)
@@ -220,6 +222,7 @@ class Step:
             cut_below=self.plan.cut_below if planned else 0,
             migrate_to=self.plan.migrate_to,
             elsewhere=self.plan.tail != "generate",
+            placed=self.placed if planned else asyncio.Event(),
         )
         kept = Samples() if self.deterministic else samples
         async with self.fleet.stage("generate", replicas) as stage:
@@ -237,6 +240,7 @@ class Step:
             kept.end()
             await self._put_in_order(kept, samples)
         if planned:
+            self.placed.set()
             self.moments.generated.set()
             self.report.lengths = lengths_of(rollout.finished)
         self.report.tokens += int(whole.prompts.lengths[whole.prompt].sum()) + rollout.response_tokens
@@ -351,12 +355,22 @@ class Step:
             feeding = tasks.create_task(feeder.run(identity))
             groups = None if self.deterministic else self.plan.feed_groups.get(stage.function)
             planned_s = self.plan.feed_s[stage.function]
-            due = tasks.create_task(self.moments.reach(planned_s) if groups is None else feeder.reached(groups))
-            await asyncio.wait([feeding, due], return_when=asyncio.FIRST_COMPLETED)
-            due.cancel()
+            due = [tasks.create_task(self._due(planned_s, groups is not None))]
+            due += [tasks.create_task(feeder.reached(groups))] if groups is not None else []
+            await asyncio.wait([feeding, *due], return_when=asyncio.FIRST_COMPLETED)
+            for waiting in due:
+                waiting.cancel()
             weights = {"policy": self.versions[model]}
             fed = {**params, "feed": {"prefix": prefix, "stream": stream}}
             return await _answer(stage, self._call(stage.function, "train", {}, weights, fed))
+
+
+    async def _due(self, planned_s: float, behind: bool) -> None:
+        """Returns at the planned time; `behind`: not before generation has, or waits in front of all others for, the
+        room that it needs."""
+        await self.moments.reach(planned_s)
+        if behind:
+            await self.placed.wait()
 
 
 async def _answer(stage: Stage, call: Call) -> Event:
