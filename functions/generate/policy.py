@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from functions.exchange.base import Corrupt
 from functions.function import Context, FatalError
 from functions.generate.engine import Engine
 from functions.generate.engines import Choice, EngineOptions, choose, make_engine
@@ -55,9 +54,10 @@ class HeldPolicy:
         self._base = None
         try:
             arrival = copy.bring(context.exchange, version, context.phase)
-        except Corrupt:
-            self._close()  # on a CPU its weights may be the pages of files that a wrong delta has changed
-            raise
+        finally:
+            if copy.altered and self._engine is not None:  # on a CPU, its weights may be the pages of these files
+                self._engine.close()
+                self._engine = self._choice = None
         engine, choice = self._started(arrival.directory, context)
         with context.phase("load"):
             engine.load(version, arrival.directory, arrival.changes)
@@ -86,8 +86,3 @@ class HeldPolicy:
                 self._choice = choose(self._wanted, directory, self._options)
                 self._engine = make_engine(self._choice, self._options)
         return self._engine, self._choice
-
-    def _close(self) -> None:
-        if self._engine is not None:
-            self._engine.close()
-        self._engine = self._choice = None

@@ -51,6 +51,8 @@ class LocalCopy:
         self._root = root
         self._held: Manifest | None = None
         self._directory = root
+        self.altered = False
+        """Whether the latest `bring` failed while it wrote into files that had been handed out."""
 
     def bring(self, exchange: Exchange, version: Version, phase: Phase) -> Arrival:
         """The directory of `version`, loadable by transformers and vLLM, and the deltas that it came by.
@@ -59,7 +61,7 @@ class LocalCopy:
         not published, and Corrupt, naming version and tensor, for altered bytes and for a delta that does not lead to
         the version: no copy is left then, and the next attempt fetches the version whole.
         """
-        held, self._held = self._held, None
+        held, self._held, self.altered = self._held, None, False
         directory = self._root / directory_name(version)
         with phase("fetch"):
             manifest = read_manifest(exchange, version)
@@ -85,13 +87,15 @@ class LocalCopy:
     def _by_deltas(
         self, exchange: Exchange, way: Sequence[Manifest], to: Manifest, phase: Phase
     ) -> tuple[tuple[bytes, ...], ...] | None:
-        """The deltas that were applied; None where one is gone: nothing is touched before all are there."""
+        """The deltas that were applied; None where one of them is gone, or the files are (somebody tidied up): nothing is
+        touched before all are there."""
         with phase("fetch delta"):
             try:
                 deltas = tuple(tuple(exchange.durable.get(ref) for ref in step.delta) for step in way)
-            except NotFound:
+                tensors = _mapped(self._directory)
+            except (NotFound, OSError, ValueError):
                 return None
-            tensors = _mapped(self._directory)
+            self.altered = True
             for step, parts in zip(way, deltas, strict=True):
                 for part in parts:
                     _apply(part, step, tensors)
@@ -99,6 +103,7 @@ class LocalCopy:
                 if tensor_hash(tensors[entry.name].data) != entry.hash:
                     who = f"weights {label(to.version)}, tensor {entry.name!r}"
                     raise Corrupt(f"{who}: its delta does not lead to the bytes published")
+            self.altered = False
         return deltas
 
 

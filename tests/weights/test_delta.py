@@ -345,6 +345,19 @@ def test_a_copy_that_was_changed_is_not_built_on(
         copy.bring(exchange, chain[1], told)
 
 
+@pytest.mark.parametrize(
+    "damage", [lambda d: (d / "model.safetensors").unlink(), lambda d: (d / "model.safetensors").write_bytes(b"short")]
+)
+def test_a_copy_that_somebody_deleted_is_fetched_again(
+    exchange: DirectoryExchange, chain: list[Version], tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    copy, told = LocalCopy(tmp_path / "copy"), Told()
+    damage(copy.bring(exchange, chain[0], told).directory)
+    told.take()
+    assert arrives(copy, exchange, chain[1], told) == BY_DELTA  # tried; what came is whole and right
+    assert not copy.altered
+
+
 def test_only_copies_that_can_follow_are_kept(exchange: DirectoryExchange, tmp_path: Path) -> None:
     for name, dtype, kept in (("wide", torch.float32, False), ("narrow", torch.bfloat16, True)):
         version = Version(name, 1, "c")
