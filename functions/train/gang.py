@@ -122,7 +122,9 @@ def meet(
         dist.init_process_group(
             backend, store=store, rank=gang.rank, world_size=gang.size, timeout=timedelta(seconds=PEER_S)
         )
-        yield Ranks(gang.rank, gang.size, init_device_mesh(device.type, (gang.size,)), device)
+        ranks = Ranks(gang.rank, gang.size, init_device_mesh(device.type, (gang.size,)), device)
+        ranks.sum(torch.zeros(1))  # NCCL wants all ranks in the first exchange; parts.py has some between two of them
+        yield ranks
     except FatalError as error:
         _report(exchange, gang, "fatal", str(error))
         raise

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from orchestrator import session
 from orchestrator.api.look.trace import TraceFile
 from orchestrator.config import load_job
 from orchestrator.live import NoView
-from orchestrator.planner.base import TAIL
+from orchestrator.planner.base import TAIL, Planner
 from orchestrator.platforms.base import Platform
 from orchestrator.platforms.local import LocalPlatform
 from orchestrator.platforms.open import open_platform
@@ -59,7 +60,10 @@ def tail_has_begun(run: Path) -> bool:
     return any((run / "calls").glob(f"s000001.{TAIL}.*/events/*"))
 
 
-def in_this_process(job: Job, run: Path, monkeypatch: pytest.MonkeyPatch, *, kill: bool) -> None:
+def in_this_process(
+    job: Job, run: Path, monkeypatch: pytest.MonkeyPatch, *, kill: bool = False,
+    plans: Callable[[], Planner] = wide_tail.CutsAtOnce,
+) -> None:  # fmt: skip
     """The job to its end; `kill`: its first replica of generate-tail dies when it has handed over samples."""
     platforms: list[LocalPlatform] = []
 
@@ -82,7 +86,7 @@ def in_this_process(job: Job, run: Path, monkeypatch: pytest.MonkeyPatch, *, kil
             prepared = session.prepare(load_job(job.file, [*LONG, *WIDE]))
             await session.execute(session.Run(prepared, RunDirectory.create(run, prepared.job)), NoView())
 
-    monkeypatch.setattr(session, "job_planner", wide_tail.planner)
+    monkeypatch.setattr(session, "job_planner", lambda _job, _specs: plans())
     monkeypatch.setattr(session, "open_platform", opened)
     for variable in (MARK, "OMP_NUM_THREADS=1", "TOKENIZERS_PARALLELISM=false"):
         monkeypatch.setenv(*variable.split("="))
@@ -93,7 +97,7 @@ def test_a_tail_on_its_own_function_is_the_same_job(
     job: Job, uncut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    in_this_process(job, run, monkeypatch, kill=False)
+    in_this_process(job, run, monkeypatch)
     assert_same(run, uncut)
     migrated = [line["rollout/migrated"] for line in steps(run)]
     assert len(migrated) == 2
@@ -115,6 +119,20 @@ def test_a_tail_on_its_own_function_is_the_same_job(
     assert [step["functions"][TAIL]["starts"] for step in books["steps"][1:]] == [1, 1]
     plans = [json.loads(line) for line in (run / "plans.jsonl").read_text().splitlines()]
     assert {plan["tail"] for plan in plans} == {TAIL}
+
+
+def test_replicas_for_a_tail_that_does_not_come_go_with_generation(
+    job: Job, uncut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    in_this_process(job, run, monkeypatch, plans=wide_tail.NeverCuts)
+    assert_same(run, uncut)
+    functions = TraceFile(run / "trace.json").read().functions
+    lives, training = functions[TAIL].lives, functions["train"].work
+    assert not functions[TAIL].work
+    assert len(lives) == len(training) == 2
+    for life, trained in zip(lives, training, strict=True):
+        assert life.draining_s < trained.start_s, "a replica that nobody needs is paid for while others work"
 
 
 def test_the_tails_replica_dies_in_mid_tail(

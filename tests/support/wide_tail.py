@@ -16,11 +16,24 @@ from orchestrator.platforms.base import FunctionSpec
 
 
 class CutsAtOnce(StaticPlanner):
+    """The tail's replica is started with the step."""
+
+    cuts = True
+
     def plan(self, request: StepRequest) -> StepPlan:
         plan = super().plan(request)
         left = len(request.prompts) * request.samples_per_prompt - 1
-        ahead = {TAIL: 0.0} if left > 0 else {}
-        return replace(plan, cut_below=max(0, left), migrate_to=1, tail=TAIL, chunk=1, prewarm_s=ahead)
+        if left < 0:  # a step that only validates
+            return plan
+        return replace(
+            plan, cut_below=left if self.cuts else 0, migrate_to=1, tail=TAIL, chunk=1, prewarm_s={TAIL: 0.0}
+        )
+
+
+class NeverCuts(CutsAtOnce):
+    """Expects a tail that does not come."""
+
+    cuts = False
 
 
 def planner(_job: JobConfig, _specs: Sequence[FunctionSpec]) -> Planner:
