@@ -1,5 +1,8 @@
 """How long the planner thinks: medians over steps of plan() and observe(), at 512 and 16,384 samples and 8 functions.
 
+plain: every function with replicas of its own. job: train functions are fed, and the tail may go on with more GPUs a
+replica, which is all that a job can ask for. pool: functions share GPUs and gangs are of any size (simulations only).
+
 python bench/planner.py [--steps 15]
 """
 
@@ -13,7 +16,15 @@ import time
 import numpy as np
 
 from orchestrator.planner.adaptive import AdaptivePlanner
-from orchestrator.planner.base import CallObservation, FunctionLimits, Prompt, StepObservation, StepPlan, StepRequest
+from orchestrator.planner.base import (
+    TAIL,
+    CallObservation,
+    FunctionLimits,
+    Prompt,
+    StepObservation,
+    StepPlan,
+    StepRequest,
+)
 from orchestrator.planner.devices import device, shape
 from orchestrator.planner.latency import forward_prior, generate_prior, train_prior
 from orchestrator.planner.learned import Priors
@@ -22,15 +33,19 @@ from orchestrator.planner.policies import policy
 FUNCTIONS = ("generate", "reward", "reference", "critic", "cost-critic", "train", "train-critic", "train-cost-critic")
 
 
-def request(step: int, samples: int, n: int, replicas: int, rng: np.random.Generator) -> StepRequest:
+def request(step: int, samples: int, n: int, replicas: int, mode: str, rng: np.random.Generator) -> StepRequest:
     prompts = samples // n
     head = tuple(range(64))  # a system prompt
     limits = {
         name: FunctionLimits(replicas, 98.0, gpus=1, max_batch=256, kv_tokens=400_000)
         if name in ("generate", "reward", "reference", "critic", "cost-critic")
+        else FunctionLimits(replicas, 98.0, gpus=1, min_replicas=2)
+        if mode == "pool"
         else FunctionLimits(1, 98.0 * 8, gpus=8)
         for name in FUNCTIONS
     }
+    if mode != "plain":
+        limits[TAIL] = FunctionLimits(replicas // 4, 98.0 * 4, gpus=4, max_batch=256, kv_tokens=3_000_000)
     first = (step % 3) * prompts  # an epoch is three steps
     return StepRequest(
         step,
@@ -38,6 +53,7 @@ def request(step: int, samples: int, n: int, replicas: int, rng: np.random.Gener
         n,
         2048,
         limits,
+        frozenset(FUNCTIONS[5:]) if mode != "plain" else frozenset(),
     )
 
 
@@ -67,16 +83,18 @@ def observation(asked: StepRequest, plan: StepPlan, rng: np.random.Generator) ->
     return StepObservation(asked.step, 40.0, 3.0, lengths, calls)
 
 
-def measure(samples: int, n: int, replicas: int, steps: int) -> tuple[float, float]:
+def measure(samples: int, n: int, replicas: int, mode: str, steps: int) -> tuple[float, float]:
     rng = np.random.default_rng(0)
     gpu, model = device("H100"), shape("Qwen2.5-7B")
     work = {name: forward_prior(gpu, model, call_s=0.1) for name in FUNCTIONS[1:5]}
-    work |= {name: train_prior(gpu, model, 8, call_s=1.0) for name in FUNCTIONS[5:]}
-    priors = Priors(generate_prior(gpu, model, call_s=0.1), work, dict.fromkeys(FUNCTIONS, 20.0))
-    planner = AdaptivePlanner(policy("ours"), priors=priors)
+    work |= {name: train_prior(gpu, model, 1 if mode == "pool" else 8, call_s=1.0) for name in FUNCTIONS[5:]}
+    starts = dict.fromkeys((*FUNCTIONS, TAIL), 20.0)
+    tail = generate_prior(gpu, model, 4, call_s=0.1) if mode != "plain" else None
+    priors = Priors(generate_prior(gpu, model, call_s=0.1), work, starts, tail=tail)
+    planner = AdaptivePlanner(policy("ours"), priors=priors, pool_gpus=replicas if mode == "pool" else None)
     plan_ms, observe_ms = [], []
     for step in range(steps):
-        asked = request(step, samples, n, replicas, rng)
+        asked = request(step, samples, n, replicas, mode, rng)
         start = time.process_time()
         plan = planner.plan(asked)
         plan_ms.append(1e3 * (time.process_time() - start))
@@ -92,11 +110,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15)
     steps = parser.parse_args().steps
     result = {}
-    print(f"{'samples':>8} {'replicas':>9} {'plan ms':>9} {'observe ms':>11} {'limit ms':>9}   (CPU time, medians)")
-    for samples, n, replicas, limit_ms in ((512, 8, 16, 30), (512, 8, 160, 30), (16_384, 8, 160, 300)):
-        plan_ms, observe_ms = measure(samples, n, replicas, steps)
-        print(f"{samples:>8} {replicas:>9} {plan_ms:>9.2f} {observe_ms:>11.2f} {limit_ms:>9}")
-        result[f"{samples}x{replicas}"] = {"plan_ms": round(plan_ms, 3), "observe_ms": round(observe_ms, 3)}
+    print(
+        f"{'samples':>8} {'replicas':>9} {'':>5} {'plan ms':>9} {'observe ms':>11} {'limit ms':>9}   "
+        "(CPU time, medians)"
+    )
+    for samples, replicas, limit_ms in ((512, 16, 30), (512, 160, 30), (16_384, 160, 300)):
+        for mode in ("plain", "job", "pool"):
+            plan_ms, observe_ms = measure(samples, 8, replicas, mode, steps)
+            print(f"{samples:>8} {replicas:>9} {mode:>5} {plan_ms:>9.2f} {observe_ms:>11.2f} {limit_ms:>9}")
+            key = f"{samples}x{replicas}-{mode}"
+            result[key] = {"plan_ms": round(plan_ms, 3), "observe_ms": round(observe_ms, 3)}
     print(json.dumps({"bench": "planner", "functions": len(FUNCTIONS), **result}))
 
 
