@@ -87,8 +87,10 @@ class LocalCopy:
     def _by_deltas(
         self, exchange: Exchange, way: Sequence[Manifest], to: Manifest, phase: Phase
     ) -> tuple[tuple[bytes, ...], ...] | None:
-        """The deltas that were applied; None where one of them is gone, or the files are (somebody tidied up): nothing is
-        touched before all are there."""
+        """The deltas that were applied; None where one of them is gone, or the files are (somebody tidied up).
+
+        Nothing is touched before all are there.
+        """
         with phase("fetch delta"):
             try:
                 deltas = tuple(tuple(exchange.durable.get(ref) for ref in step.delta) for step in way)
