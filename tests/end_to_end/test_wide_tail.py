@@ -15,6 +15,7 @@ import pytest
 from orchestrator import session
 from orchestrator.api.look.trace import TraceFile
 from orchestrator.config import load_job
+from orchestrator.history import finished_steps
 from orchestrator.live import NoView
 from orchestrator.planner.base import TAIL, Planner
 from orchestrator.platforms.base import Platform
@@ -110,6 +111,13 @@ def test_a_tail_on_its_own_function_is_the_same_job(
         earlier = [life for life in functions["generate"].lives if life.start_s < tail.start_s]
         assert earlier
         assert all(life.draining_s <= tail.start_s for life in earlier), "replicas of generate outlive the cut"
+
+    prepared = session.prepare(load_job(job.file, [*LONG, *WIDE]))
+    for step in finished_steps(RunDirectory.open(run), prepared.source):  # what a planner would learn from
+        (call,) = [call for call in step.calls if call.function == TAIL]
+        assert call.stats["decode_steps"] > 0
+        assert call.cold
+        assert len([call for call in step.calls if call.function == "generate"]) == 2
 
     books = json.loads((run / "cost.json").read_text())
     paid = books["functions"][TAIL]
