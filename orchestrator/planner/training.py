@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,11 @@ class Batch:
     def seconds(self, cost: WorkCost) -> Array:
         """Of one rank. [G]"""
         return cost.sample_s * self.samples + cost.token_s * self.tokens
+
+    @cached_property
+    def order(self) -> npt.NDArray[np.int64]:
+        """Groups as they are ready."""
+        return np.argsort(self.ready_s, kind="stable")
 
     def whole_s(self, cost: WorkCost) -> float:
         """Of one rank, all groups."""
@@ -148,11 +154,10 @@ def fed(
     every sample at 0.9 of the predicted time. Half of the call's own seconds are taken to be loading, half to be
     publishing.
     """
-    order = np.argsort(batch.ready_s, kind="stable")
-    ready_s = batch.ready_s[order]
+    ready_s = batch.ready_s[batch.order]
     different = {count: row for row, count in enumerate(dict.fromkeys(counts))}
     row = [different[count] for count in counts]
-    left_s = np.cumsum(batch.seconds(cost)[order][::-1])[::-1] / np.array(list(different))[:, None]
+    left_s = np.cumsum(batch.seconds(cost)[batch.order][::-1])[::-1] / np.array(list(different))[:, None]
     ranks = np.array(counts)[:, None]
     own_s = cost.call_s / 2 + cost.shared_s / (2 * ranks)
     alone_s, last_s, whole_s = cost.token_s * batch.longest, float(ready_s[-1]), left_s[row, :1]
@@ -163,11 +168,12 @@ def fed(
         found: Array = np.maximum(late[row][:, None], pace * last_s + alone_s)
         return found
 
-    expected_s = arrived_s(1.0)
+    arrive_s = {pace: arrived_s(pace) for pace in {1.0, *paces}}
+    expected_s = arrive_s[1.0]
     earliest_s = np.array(rooms_s)[:, None] + start_s + own_s
     begin_s = np.maximum(np.maximum(expected_s - whole_s - last_s * np.array(EARLY), earliest_s), 0.0)
     end_s = np.maximum(begin_s + whole_s, expected_s) + own_s
-    ends = [np.maximum(pace * begin_s + whole_s, arrived_s(pace)) + own_s for pace in paces]
+    ends = [np.maximum(pace * begin_s + whole_s, arrive_s[pace]) + own_s for pace in paces]
     call_s = np.maximum(0.0, begin_s - own_s)
     open_s = np.maximum(0.0, call_s - start_s)
     early = np.ones(open_s.shape, np.bool_)
