@@ -64,7 +64,7 @@ class Stream:
         stops = np.cumsum(self.sizes)
         starts = stops - self.sizes
         self.ready = finish_s[stops - 1]
-        self.start_s, self.ahead_s = start_s, start_s if prewarmed else 0.0
+        self.start_s, self.ahead_s, self.first_s = start_s, start_s if prewarmed else 0.0, cost.first_s
         self.works = cost.call_s + cost.sample_s * self.sizes + cost.token_s * np.add.reduceat(tokens, starts)
         self.all_s = float(self.works.sum())
 
@@ -75,7 +75,7 @@ class Stream:
         """No earlier end, and no fewer replica-seconds, than these."""
         used = min(replicas, len(self.sizes))
         opened, last_ready = self._opened_s(room_at_s), float(self.ready[-1])
-        begin = max(opened + self.start_s, float(self.ready[0]))
+        begin = max(opened + self.start_s, float(self.ready[0])) + self.first_s
         end_s = max(begin + self.all_s / used, last_ready + float(self.works[-1]))
         return end_s, max(used * (last_ready - opened), self.all_s)
 
@@ -85,7 +85,7 @@ class Stream:
         """
         used = min(replicas, len(self.sizes))
         opened = self._opened_s(room_at_s)
-        begin = max(opened + self.start_s, float(self.ready[0]))
+        begin = max(opened + self.start_s, float(self.ready[0])) + self.first_s
         # The replicas take turns: end_k = max(ready_k, end_{k - used}) + work_k, solved for each replica as
         # max_{i <= k} (ready_i - work before i) + work up to k.
         rounds = -(-len(self.sizes) // used)

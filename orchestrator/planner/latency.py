@@ -55,13 +55,15 @@ class WorkCost:
     """Per token, prompt and response."""
     shared_s: float = 0.0
     """Per call of a gang: what its ranks share of reading and writing weights and optimizer state."""
+    first_s: float = 0.0
+    """More for the first call of a replica: it loads."""
 
     def work_s(self, samples: float, tokens: float) -> float:
         return self.call_s + self.sample_s * samples + self.token_s * tokens
 
     def times(self, passes: int) -> WorkCost:
         """Of so many passes over the same samples."""
-        return WorkCost(passes * self.call_s, passes * self.sample_s, passes * self.token_s, passes * self.shared_s)
+        return WorkCost(passes * self.call_s, passes * self.sample_s, passes * self.token_s, passes * self.shared_s, self.first_s)
 
     def ranked_s(self, samples: float, tokens: float, ranks: int) -> float:
         """Of a gang: the work is shared, what every call takes is not."""

@@ -56,7 +56,11 @@ class LearnedCosts:
 
     def work(self, function: str) -> WorkCost | None:
         fit = self._work.get(function)
-        return None if fit is None or fit.theta is None else WorkCost(*(float(v) for v in fit.theta))
+        if fit is None or fit.theta is None:
+            return None
+        call, sample, token, last = (float(v) for v in fit.theta)
+        gang = function.startswith("train")
+        return WorkCost(call, sample, token, last if gang else 0.0, 0.0 if gang else last)
 
     def passes(self, function: str) -> int:
         """How often a sample goes through `function` in a step: twice where it also says what the actor thinks."""
@@ -113,8 +117,10 @@ class LearnedCosts:
     def _observe_work(self, function: str, calls: Sequence[CallObservation]) -> Array:
         ranks = [max(1.0, c.stats.get("ranks", 1.0)) for c in calls]
         fit = self._work.setdefault(function, LinearFit(*_features(function)))
-        rows = [(1.0, *(c.stats[count] / n for count in _WORK), 1.0 / n) for c, n in zip(calls, ranks, strict=True)]
-        x = np.array(rows)[:, : len(fit.gram)]
+        gang = function.startswith("train")
+        last = [1.0 / n if gang else float(c.cold) for c, n in zip(calls, ranks, strict=True)]
+        rows = [(1.0, *(c.stats[count] / n for count in _WORK)) for c, n in zip(calls, ranks, strict=True)]
+        x = np.column_stack((np.array(rows), last))
         y = np.array([c.work_s - c.stats.get("waited_s", 0.0) for c in calls])
         errors = np.zeros(0) if fit.theta is None else relative_errors(fit.predict(x), y)
         fit.observe(x, y)
@@ -122,9 +128,13 @@ class LearnedCosts:
 
 
 def _features(function: str, prior: WorkCost | None = None) -> tuple[int, list[float] | None]:
-    """How many coefficients of WorkCost are learned of a function, and what is believed of them: a gang shares some."""
-    count = 4 if function.startswith("train") else 3
-    return count, None if prior is None else [prior.call_s, prior.sample_s, prior.token_s, prior.shared_s][:count]
+    """How many coefficients of WorkCost are learned of a function, and what is believed of them: the last is what the
+    ranks of a gang share of a call, of other functions what a replica's first call takes more.
+    """
+    if prior is None:
+        return 4, None
+    last = prior.shared_s if function.startswith("train") else prior.first_s
+    return 4, [prior.call_s, prior.sample_s, prior.token_s, last]
 
 
 class GenerateFit:

@@ -170,7 +170,7 @@ class Scenario:
         for spec in self.specs(policy):
             model = models[spec.name]
             if isinstance(model, Work):
-                work[spec.name] = replace(model.cost, shared_s=2 * model.state_s)
+                work[spec.name] = replace(model.cost, shared_s=2 * model.state_s, first_s=model.load_s)
         generate = models["generate"]
         assert isinstance(generate, Generate), "generate generates"
         tail = models.get(TAIL)
