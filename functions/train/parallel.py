@@ -66,8 +66,8 @@ def shard(forward: Forward, mesh: DeviceMesh) -> None:
 
 
 def placed(tensor: Tensor, like: Tensor) -> Tensor:
-    """A copy of `tensor` where and as `like` is: of a sharded one `tensor` is the rank's own rows (parts.py)."""
-    local = tensor.to(like.device, copy=True)
+    """`tensor` where and as `like` is: of a sharded one `tensor` is the rank's own rows (parts.py)."""
+    local = tensor.to(like.device)
     if not isinstance(like, DTensor):
         return local
     return DTensor.from_local(

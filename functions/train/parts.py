@@ -35,7 +35,7 @@ def fetch_own(
     exchange: Exchange, manifest: Manifest, entries: Iterable[TensorEntry], ranks: Ranks
 ) -> Iterator[tuple[str, Tensor]]:
     """The rank's rows of each entry, by name, on the CPU. Raises Corrupt as functions/weights/store.fetch does."""
-    rows = [(entry, *rows_of(entry.shape[0], ranks.size)[ranks.rank]) for entry in entries]
+    rows = [(entry, *rows_of(entry.rows, ranks.size)[ranks.rank]) for entry in entries]
     return fetch_rows(exchange, manifest, rows)
 
 

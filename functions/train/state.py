@@ -25,7 +25,7 @@ from functions.weights.blobs import Blob, Written, commit, write_blobs
 from functions.weights.delta import difference
 from functions.weights.manifest import Adapter, Manifest, label, manifest_key, read_manifest
 from functions.weights.materialize import materialize
-from functions.weights.store import blobs, fetch, fetch_state
+from functions.weights.store import blobs, fetch
 from functions.wire import Json, Version
 
 
@@ -94,17 +94,15 @@ def load(
         raise FatalError(f"weights {label(version)}: {error}") from error
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    with context.phase("fetch"):
-        if ranks.mesh is None:
-            moments = fetch_state(context.exchange, version)
-        else:
-            moments = dict(fetch_own(context.exchange, manifest, manifest.state, ranks))
     model = forward.model
-    named = trainable(model)
-    with torch.no_grad():
-        for name, parameter in named.items():
-            if MASTER + name in moments:
-                parameter.copy_(placed(moments[MASTER + name], parameter))
+    named, moments = trainable(model), dict[str, Tensor]()
+    with context.phase("fetch"), torch.no_grad():
+        for name, rows in fetch_own(context.exchange, manifest, manifest.state, ranks):
+            parameter = named.get(name.removeprefix(MASTER))
+            if parameter is None:
+                moments[name] = rows
+            else:
+                parameter.copy_(placed(rows, parameter))
     trainer = manifest.trainer
     try:
         optimizer = Optimizer(named, moments, int(trainer.get("optimizer_steps", 0)))

@@ -69,6 +69,11 @@ class TensorEntry:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     @property
+    def rows(self) -> int:
+        """Along dimension 0; a scalar is one row."""
+        return self.shape[0] if self.shape else 1
+
+    @property
     def block_bytes(self) -> int:
         """Of each of its blocks but the last, which may be shorter."""
         return block_bytes(self.size_bytes)

@@ -105,12 +105,12 @@ def fetch_rows(
     that hold them are read, and all of these are checked. Raises Corrupt as `fetch` does."""
     wanted = []
     for entry, low, high in rows:
-        row_bytes = entry.size_bytes // max(1, entry.shape[0])
+        row_bytes = entry.size_bytes // max(1, entry.rows)
         wanted.append(Range(entry, low * row_bytes, high * row_bytes))
     for part, data in read_ranges(exchange, manifest, wanted):
-        row_bytes = part.entry.size_bytes // max(1, part.entry.shape[0])
+        row_bytes = part.entry.size_bytes // max(1, part.entry.rows)
         count = len(data) // row_bytes if row_bytes else 0
-        yield part.entry.name, _tensor(part.entry, (count, *part.entry.shape[1:]), data)
+        yield part.entry.name, _tensor(part.entry, (count, *part.entry.shape[1:]) if part.entry.shape else (), data)
 
 
 def _tensor(entry: TensorEntry, shape: Sequence[int], data: memoryview) -> Tensor:
