@@ -83,21 +83,20 @@ class VllmEngine:
             self._layout, self._config = layout, config
         else:
             try:
-                if changes is None or not self._patched(changes):
+                if changes is None or not self._patched(model_dir, changes):
                     self._engine.collective_rpc("rlhf_reload", args=(str(model_dir),))
             except Exception as error:
                 raise ReplicaBroken(f"weights of {model_dir} could not be applied in place: {error}") from error
             self._forget_prefixes()
         self._eos = eos_ids(model_dir).tolist()
 
-    def _patched(self, changes: Changes) -> bool:
-        """Whether the weights were brought up to date without their files. On a CPU those are read in less time."""
+    def _patched(self, model_dir: Path, changes: Changes) -> bool:
+        """Whether the changes alone made the weights those of `model_dir`. On a CPU its files are read in less time."""
         from vllm.platforms import current_platform
 
         if current_platform.is_cpu():
             return False
-        shapes = {name: shape for name, (_, shape) in self._layout.items()}
-        return all(self._held().collective_rpc("rlhf_patch", args=(changes.deltas, shapes)))
+        return all(self._held().collective_rpc("rlhf_patch", args=(str(model_dir), changes.deltas)))
 
     def _load_adapter(self, version: Version, adapter: Adapter) -> None:
         """Swaps adapters; the base model is loaded once."""

@@ -15,7 +15,8 @@ vLLM mixes `WorkerExtension` into its worker class (`worker_extension_cls`); its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,16 +24,11 @@ import torch
 import vllm.model_executor.layers.utils
 import vllm.v1.sample.sampler
 from torch import Tensor
-from vllm.model_executor.model_loader.checkpoint_weight_patch import (
-    CheckpointWeightPatch,
-    load_checkpoint_weight_patches,
-)
 from vllm.platforms import current_platform
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
+from functions.generate import vllm_patch
 from functions.generate.sampling import bits
-from functions.weights.delta import decode
-from functions.weights.store import DTYPES
 
 STREAM = "rlhf_stream"
 """Key in a request's `extra_args`: [stream key (64 bits), response tokens that the prompt contains]."""
@@ -53,19 +49,18 @@ class WorkerExtension:
         self.model_runner.reload_weights(weights_path=directory)
         self.rlhf_check_head()
 
-    def rlhf_patch(self, deltas: Sequence[Sequence[bytes]], shapes: Mapping[str, Sequence[int]]) -> bool:
-        """Overwrites what changed in tensors of these `shapes`, without the files. False where vLLM cannot do that with
-        this model: its weights may then be half new, and want `rlhf_reload`."""
-        config, model = self.model_runner.model_config, self.model_runner.get_model()
+    def rlhf_patch(self, directory: str, deltas: Sequence[Sequence[bytes]]) -> bool:
+        """The weights of `directory` by `deltas` from those that are held. False where vLLM cannot do that with this
+        model, or they were others: the weights may then be anything, and want `rlhf_reload`."""
+        config = self.model_runner.model_config
         if config.quantization is not None or config.is_moe or config.use_mla:
             return False  # these keep their weights in another form than the checkpoint, or others derived from them
         try:
-            for parts in deltas:
-                load_checkpoint_weight_patches(model, patches(parts, shapes, next(model.parameters()).device))
-        except (ValueError, TypeError, NotImplementedError):  # a NaN, integers, a loader that does more than copy
+            applied = vllm_patch.apply(self.model_runner.get_model(), deltas, Path(directory))
+        except (ValueError, TypeError, NotImplementedError):
             return False
         self.rlhf_check_head()
-        return True
+        return applied
 
     def rlhf_check_head(self) -> None:
         model = self.model_runner.get_model()
@@ -74,27 +69,6 @@ class WorkerExtension:
             both = ("lm_head.weight", "embed_tokens.weight")
             if len({tensor.data_ptr() for name, tensor in named.items() if name.endswith(both)}) > 1:
                 raise RuntimeError("the output head no longer shares the embedding's weights after the update")
-
-
-def patches(
-    parts: Sequence[bytes], shapes: Mapping[str, Sequence[int]], device: torch.device
-) -> list[CheckpointWeightPatch]:
-    """A delta as vLLM takes it: one patch for each tensor. Of a part that looks at it in several sections, all."""
-    found: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    for part in parts:
-        for section in decode(part):
-            values = torch.from_numpy(section.values.copy()).view(DTYPES[section.dtype])
-            found.setdefault(section.tensor, []).append((torch.from_numpy(section.positions), values))
-    return [
-        CheckpointWeightPatch(
-            name,
-            tuple(shapes[name]),
-            sections[0][1].dtype,
-            torch.cat([values for _, values in sections]).to(device),
-            torch.cat([positions for positions, _ in sections]).to(device),
-        )
-        for name, sections in found.items()
-    ]
 
 
 Forward = Callable[[Tensor, dict[int, torch.Generator], Tensor | None, Tensor | None], tuple[Tensor, Tensor]]

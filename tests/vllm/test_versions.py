@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from functions.function import FatalError, ReplicaBroken
 from functions.generate.engine import Request, Sample, Sampling
 from functions.generate.engine_vllm import VllmEngine
-from functions.generate.vllm_adapter import read_layout
 from functions.weights.delta import difference
 from functions.weights.local_copy import Changes
 from functions.weights.manifest import Manifest, TensorEntry, block_hashes
@@ -77,9 +76,8 @@ def changed(model: Path, to: Path, value: float | None = None) -> tuple[bytes, .
 
 def patched(engine: VllmEngine, model: Path, *deltas: tuple[bytes, ...]) -> bool:
     """What the engine does on a GPU."""
-    shapes = {name: shape for name, (_, shape) in read_layout(model).items()}
     assert engine._engine is not None
-    (done,) = engine._engine.collective_rpc("rlhf_patch", args=(deltas, shapes))
+    (done,) = engine._engine.collective_rpc("rlhf_patch", args=(str(model), deltas))
     engine._forget_prefixes()
     return bool(done)
 
@@ -94,7 +92,7 @@ def test_a_delta_is_applied_to_the_weights_in_place(
     engine, wanted = make_engine(), requests(random_prompts(0, [300, 20]), 2)
     engine.load(Version("policy", 0), models[0])
     assert worst(logprobs, models[0], wanted, run(engine, wanted, SAMPLING)) <= BOUND
-    assert patched(engine, models[0], *deltas)
+    assert patched(engine, models[2], *deltas)
     found = run(engine, wanted, SAMPLING)
     assert worst(logprobs, models[2], wanted, found) <= 5 * BOUND  # its weights are larger, and so is rounding
     assert worst(logprobs, models[1], wanted, found) > 0.1
@@ -111,10 +109,24 @@ def test_a_delta_that_vllm_cannot_apply_wants_the_files(
     before, after, engine, wanted = make_model(41), tmp_path / "after", make_engine(), requests([[5, 6, 7]])
     changed(before, after)
     engine.load(Version("policy", 0), before)
-    assert not patched(engine, before, changed(before, tmp_path / "nan", float("nan")))
+    assert not patched(engine, tmp_path / "nan", changed(before, tmp_path / "nan", float("nan")))
     changes = Changes(Version("policy", 0), (changed(before, tmp_path / "again"),))
     engine.load(Version("policy", 1), after, changes)
     assert worst(logprobs, after, wanted, run(engine, wanted, SAMPLING)) <= BOUND
+
+
+def test_a_delta_on_other_weights_is_noticed(
+    make_engine: Callable[..., VllmEngine], make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """One that changes nothing, on weights of which a twentieth are others; then the right ones, forth and back."""
+    before, engine = make_model(42), make_engine()
+    first = changed(before, tmp_path / "1")
+    second = changed(tmp_path / "1", tmp_path / "2")
+    engine.load(Version("policy", 0), before)
+    assert not patched(engine, tmp_path / "2", second[:0])
+    engine.load(Version("policy", 1), tmp_path / "1")
+    assert patched(engine, tmp_path / "2", second)
+    assert patched(engine, tmp_path / "1", first)
 
 
 def test_another_architecture_starts_another_engine(
