@@ -253,6 +253,8 @@ class AdaptivePlanner:
         }  # fmt: skip
         last_s = chosen.generated_s  # what starts after it is tied to the last sample (orchestrator/moments.py)
         groups = {name: t.groups for name, t in chosen.trainers.items() if t.fed and t.groups and t.open_s < last_s}
+        if self.goal.objective == "cost" and chosen.tail.function != TAIL:
+            groups = {}  # to begin earlier than planned would be paid for with waiting, and buy time only
         prewarm: dict[str, float] = {}
         ahead: dict[str, float] = {}
         if self.policy.prewarm:
