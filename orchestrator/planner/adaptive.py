@@ -253,8 +253,8 @@ class AdaptivePlanner:
         }  # fmt: skip
         last_s = chosen.generated_s  # what starts after it is tied to the last sample (orchestrator/moments.py)
         groups = {name: t.groups for name, t in chosen.trainers.items() if t.fed and t.groups and t.open_s < last_s}
-        if self.goal.objective == "cost" and chosen.tail.function != TAIL:
-            groups = {}  # to begin earlier than planned would be paid for with waiting, and buy time only
+        if self.goal.objective != "speed" and self.lengths.ewma and chosen.tail.function != TAIL:
+            groups = {}  # whole groups that come early are no sign that the last will: ranks would be paid for waiting
         prewarm: dict[str, float] = {}
         ahead: dict[str, float] = {}
         if self.policy.prewarm:

@@ -63,7 +63,8 @@ class WorkCost:
 
     def times(self, passes: int) -> WorkCost:
         """Of so many passes over the same samples."""
-        return WorkCost(passes * self.call_s, passes * self.sample_s, passes * self.token_s, passes * self.shared_s, self.first_s)
+        call_s, sample_s, token_s = passes * self.call_s, passes * self.sample_s, passes * self.token_s
+        return WorkCost(call_s, sample_s, token_s, passes * self.shared_s, self.first_s)
 
     def ranked_s(self, samples: float, tokens: float, ranks: int) -> float:
         """Of a gang: the work is shared, what every call takes is not."""
