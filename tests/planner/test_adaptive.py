@@ -93,6 +93,28 @@ def test_a_deadline_in_reach_is_met_at_the_least_cost() -> None:
     assert fast.replicas["generate"] > cheap.replicas["generate"]
 
 
+def test_a_deadline_is_met_with_a_margin_for_how_far_steps_went_beyond_their_predictions() -> None:
+    """Planned again and again for 20 s while steps take 1.25 of what is predicted: soon for no more than 20 / 1.25."""
+    cost = GenerateCost(0.0, 0.0, 0.01, 0.01, 0.0)
+    planner = AdaptivePlanner(policy("ours"), goal=Goal("cost", deadline_s=20.0), priors=Priors(cost))
+    predicted = []
+    for _ in range(5):
+        plan = planner.plan(request())
+        assert plan.predicted_step_s is not None
+        predicted.append(plan.predicted_step_s)
+        lengths = {i: [200] * 4 for i in range(12)}
+        step_s = 1.25 * plan.predicted_step_s
+        call = CallObservation("reward", "r", "work", False, 0.0, step_s, 0, 0, 0, step_s)  # of which nothing is told
+        planner.observe(StepObservation(1, step_s, 0.1, lengths, [call]))
+    assert max(predicted[2:]) <= 20.0 / 1.25
+    free = AdaptivePlanner(policy("ours"), goal=Goal("cost"), priors=Priors(cost))
+    free.observe(StepObservation(1, step_s, 0.1, lengths, [call]))
+    alone = free.plan(request())
+    assert alone.predicted_step_s is not None
+    assert alone.predicted_step_s > 20.0
+    assert (plan.predicted_cost_usd or 0.0) >= (alone.predicted_cost_usd or 0.0)
+
+
 def test_lengths_beyond_the_capacity_and_unknown_policies_are_refused() -> None:
     planner = AdaptivePlanner(policy("ours"), priors=Priors(GenerateCost(0.0, 0.0, 0.01, 0.0, 0.0)))
     with pytest.raises(ValueError, match="does not fit the KV capacity of 100 tokens"):

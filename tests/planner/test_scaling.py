@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from orchestrator.planner.base import CurvePoint
@@ -48,3 +49,25 @@ def test_goals_are_checked() -> None:
         Goal(deadline_s=0)
     with pytest.raises(ValueError, match="no points"):
         choose([], Goal())
+
+
+def test_what_is_late_counts_as_dearer() -> None:
+    """Within the deadline cost decides, beyond it the less late: 20 % late is more than four times as dear."""
+    goal = Goal("cost", deadline_s=10.0)
+    assert goal.rank(10.0, 3.0) == (3.0, 10.0)
+    assert goal.rank(4.0, 3.0) < goal.rank(10.0, 3.0) < goal.rank(9.0, 3.5)
+    assert goal.rank(12.0, 1.0)[0] == pytest.approx(1.2**8)
+    assert goal.rank(11.0, 2.0) < goal.rank(13.0, 1.0)
+    many = goal.rank(np.array([10.0, 12.0]), np.array([3.0, 1.0]))
+    np.testing.assert_allclose(many[0], [3.0, 1.2**8])
+
+
+def test_with_a_limit_plans_between_time_and_cost_are_looked_at_too() -> None:
+    assert Goal("speed").ways() == (Goal("speed"),)
+    limited = Goal("cost", deadline_s=10.0)
+    ways = limited.ways()
+    assert ways[0] == limited
+    assert {Goal("cost"), Goal("knee"), Goal("speed")} <= set(ways)
+    # Twice as fast for 15 % more: worth it to who gives 20 % of cost for all of time, not to who looks at cost alone.
+    light = next(goal for goal in ways if goal.weight == 0.2)
+    assert light.rank(5.0, 1.14) < light.rank(10.0, 1.0) < light.rank(5.0, 1.16)
