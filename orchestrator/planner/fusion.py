@@ -29,26 +29,6 @@ class Follower:
     """When each sample is done with, in the order in which they were finished. [S]"""
 
 
-def next_size(left: int, micro_batch: int, samples: int) -> int:
-    """How many of `samples` are handed on next when `left` have not been yet.
-
-    `micro_batch`; and in the end ever fewer, half of what is left, so that few wait for the last one (guided
-    self-scheduling, Polychronopoulos and Kuck 1987), down to an eighth of a micro-batch: each is a call.
-    """
-    if left >= 2 * micro_batch or left == samples:
-        return min(micro_batch, left)
-    return min(left, max(-(-left // 2), micro_batch // 8, 1))
-
-
-def sizes(samples: int, micro_batch: int) -> list[int]:
-    """Of all micro-batches, in their order."""
-    found, left = list[int](), samples
-    while left:
-        found.append(next_size(left, micro_batch, samples))
-        left -= found[-1]
-    return found
-
-
 class Stream:
     """Micro-batches of finished samples, and what a stage makes of them on any number of replicas, which take `start_s`
     to start: by the first micro-batch, or ahead of it (`prewarmed`).
@@ -60,10 +40,10 @@ class Stream:
     def __init__(
         self, finish_s: Array, tokens: Array, cost: WorkCost, micro_batch: int, start_s: float, prewarmed: bool
     ) -> None:
-        self.sizes = np.array(sizes(len(finish_s), micro_batch))
-        stops = np.cumsum(self.sizes)
-        starts = stops - self.sizes
-        self.ready = finish_s[stops - 1]
+        count = len(finish_s)
+        starts = np.arange(0, count, micro_batch)
+        stops = np.append(starts[1:], count)
+        self.ready, self.sizes = finish_s[stops - 1], stops - starts
         self.start_s, self.ahead_s, self.first_s = start_s, start_s if prewarmed else 0.0, cost.first_s
         self.works = cost.call_s + cost.sample_s * self.sizes + cost.token_s * np.add.reduceat(tokens, starts)
         self.all_s = float(self.works.sum())

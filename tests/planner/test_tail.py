@@ -82,16 +82,16 @@ def test_follow_by_hand() -> None:
     ahead = Stream(finish, np.zeros(4), cost, 4, 4.0, prewarmed=True).follow(2)
     assert (ahead.begin_s, ahead.end_s, ahead.replica_s) == (10.0, 13.0, 7.0)
     halves = Stream(finish, np.zeros(4), cost, 2, 0.0, prewarmed=True).follow(1)
-    # 2 samples ready at 2 (2 s of work), one at 3, one at 10: done at 11.5; the replica is paid for from 2 on.
-    assert (halves.begin_s, halves.end_s, halves.replica_s) == (2.0, 11.5, 9.5)
-    # The last two are longer: 2 s of work, then 2.5 and 3.5.
+    # 2 samples ready at 2 (2 s of work), 2 at 10: done at 12; the replica is paid for from 2 on.
+    assert (halves.begin_s, halves.end_s, halves.replica_s) == (2.0, 12.0, 10.0)
+    # The last two are longer: 2 s of work, then 2 + 3.
     longer = Stream(finish, np.array([0.0, 0.0, 1.0, 2.0]), WorkCost(1.0, 0.5, 1.0), 2, 0.0, prewarmed=True).follow(1)
-    assert (longer.end_s, longer.done_s.tolist()) == (13.5, [4.0, 4.0, 6.5, 13.5])
+    assert (longer.end_s, longer.done_s.tolist()) == (15.0, [4.0, 4.0, 15.0, 15.0])
     # A replica that loads for 3 s before its first call: from 5 s on.
     loads = Stream(finish, np.zeros(4), WorkCost(1.0, 0.5, 0.0, first_s=3.0), 2, 0.0, prewarmed=True).follow(1)
-    assert (loads.begin_s, loads.done_s.tolist()) == (5.0, [7.0, 7.0, 8.5, 11.5])
+    assert (loads.begin_s, loads.done_s.tolist()) == (5.0, [7.0, 7.0, 12.0, 12.0])
     late = Stream(finish, np.zeros(4), cost, 2, 1.0, prewarmed=True).follow(1, room_at_s=9.0)
-    assert (late.begin_s, late.end_s) == (10.0, 15.0)
+    assert (late.begin_s, late.end_s) == (10.0, 14.0)
 
 
 @given(
