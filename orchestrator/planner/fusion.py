@@ -65,12 +65,12 @@ class Stream:
         """
         used = min(replicas, len(self.sizes))
         opened = self._opened_s(room_at_s)
-        begin = max(opened + self.start_s, float(self.ready[0])) + self.first_s
+        begin = max(opened + self.start_s, float(self.ready[0]))
         # The replicas take turns: end_k = max(ready_k, end_{k - used}) + work_k, solved for each replica as
         # max_{i <= k} (ready_i - work before i) + work up to k.
         rounds = -(-len(self.sizes) // used)
         turns, works = np.full(rounds * used, -np.inf), np.zeros(rounds * used)
-        turns[: len(self.sizes)] = np.maximum(self.ready, begin)
+        turns[: len(self.sizes)] = np.maximum(self.ready, begin + self.first_s)
         works[: len(self.sizes)] = self.works
         done = np.cumsum(works.reshape(rounds, used), axis=0)
         ends = (np.maximum.accumulate(turns.reshape(rounds, used) - done + works.reshape(rounds, used)) + done).ravel()

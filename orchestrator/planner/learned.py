@@ -43,6 +43,8 @@ class LearnedCosts:
         self._generators = {generate: GenerateFit(self.priors.generate), TAIL: GenerateFit(self.priors.tail)}
         self._work = {f: LinearFit(*_features(f, c)) for f, c in self.priors.work.items()}
         self._passes: dict[str, int] = {}
+        self._last: dict[str, set[float]] = {}
+        """Values of WorkCost's last count that were seen: a single one says no more than the call's own seconds."""
         self._starts: dict[str, deque[float]] = {}
         self._between: deque[float] = deque(maxlen=STARTS_KEPT)
 
@@ -120,7 +122,11 @@ class LearnedCosts:
         gang = function.startswith("train")
         last = [1.0 / n if gang else float(c.cold) for c, n in zip(calls, ranks, strict=True)]
         rows = [(1.0, *(c.stats[count] / n for count in _WORK)) for c, n in zip(calls, ranks, strict=True)]
-        x = np.column_stack((np.array(rows), last))
+        seen = self._last.setdefault(function, set())
+        seen.update(last)
+        known = self.priors.work.get(function)
+        apart = len(seen) > 1 or (known is not None and max(known.shared_s, known.first_s) > 0.0)
+        x = np.column_stack((np.array(rows), np.array(last) * apart))
         y = np.array([c.work_s - c.stats.get("waited_s", 0.0) for c in calls])
         errors = np.zeros(0) if fit.theta is None else relative_errors(fit.predict(x), y)
         fit.observe(x, y)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functions.wire import Call, Event
-from orchestrator.simulation.functions import Events, Generate, Held, Model, busy, generate, work
+from orchestrator.simulation.functions import Events, Generate, Held, Model, Work, busy, generate, work
 from orchestrator.simulation.memory import MemoryExchange
 from orchestrator.simulation.training import train
 
@@ -13,6 +13,8 @@ async def perform(call: Call, model: Model, held: Held, exchange: MemoryExchange
     yield Event("started", data={"replica": held.name, "calls": held.calls})
     held.calls += 1
     load_s = held.load_s(call, model)
+    if isinstance(model, Work) and held.calls == 1:
+        load_s += model.cost.first_s
     if load_s:
         async for beat in busy(load_s):
             yield beat

@@ -72,7 +72,8 @@ class Recorded(Scenario):
                 assert self.costs.generate is not None, "replay has looked"
                 found[spec.name] = Generate(self.costs.generate, self.lengths, start_s, 0.0, self.slots, kv)
             else:
-                found[spec.name] = Work(KINDS[spec.kind], self.costs.work[spec.name], start_s)
+                cost = self.costs.work[spec.name]
+                found[spec.name] = Work(KINDS[spec.kind], cost, start_s, state_s=cost.shared_s / 2)
         return found
 
 

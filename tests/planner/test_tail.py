@@ -87,9 +87,9 @@ def test_follow_by_hand() -> None:
     # The last two are longer: 2 s of work, then 2 + 3.
     longer = Stream(finish, np.array([0.0, 0.0, 1.0, 2.0]), WorkCost(1.0, 0.5, 1.0), 2, 0.0, prewarmed=True).follow(1)
     assert (longer.end_s, longer.done_s.tolist()) == (15.0, [4.0, 4.0, 15.0, 15.0])
-    # A replica that loads for 3 s before its first call: from 5 s on.
+    # A replica whose first call loads for 3 s works from 5 s on.
     loads = Stream(finish, np.zeros(4), WorkCost(1.0, 0.5, 0.0, first_s=3.0), 2, 0.0, prewarmed=True).follow(1)
-    assert (loads.begin_s, loads.done_s.tolist()) == (5.0, [7.0, 7.0, 12.0, 12.0])
+    assert (loads.begin_s, loads.done_s.tolist()) == (2.0, [7.0, 7.0, 12.0, 12.0])
     late = Stream(finish, np.zeros(4), cost, 2, 1.0, prewarmed=True).follow(1, room_at_s=9.0)
     assert (late.begin_s, late.end_s) == (10.0, 14.0)
 
