@@ -15,7 +15,7 @@ from orchestrator.api.launch_kubernetes import job_manifest
 from orchestrator.api.submission import JSON_TYPE, read_job
 from orchestrator.doctor_knative import RIGHTS, needed_features
 from orchestrator.platforms.base import FunctionSpec
-from orchestrator.platforms.knative_manifests import JobContext, service
+from orchestrator.platforms.knative_manifests import GATE_PATH, JobContext, service
 from tests.chart.conftest import CHART, KUBERNETES, ROOT, VALUES, Objects, Render, config, one, pods, selects
 
 DEVELOPMENT, PRODUCTION, REDIS_ONLY, CPU = VALUES
@@ -130,7 +130,7 @@ def test_functions_answer_knative_and_their_gang_only(render: Render) -> None:
     assert (pod["nodeSelector"], pod["runtimeClassName"]) == ({"pool": "gpu"}, "nvidia")
     assert pod["serviceAccountName"] == "rlhf-functions"
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    assert {m["mountPath"] for m in pod["containers"][0]["volumeMounts"]} == {"/scratch", "/cache"}
+    assert {m["mountPath"] for m in pod["containers"][0]["volumeMounts"]} == {"/scratch", "/cache", GATE_PATH}
     assert made["generate"]["spec"]["template"]["spec"]["containers"][0]["image"].startswith("registry.example.com/")
 
 

@@ -54,6 +54,22 @@ def test_a_pod_killed_in_mid_stage_changes_nothing(release: Release) -> None:
     assert release.history(id) == release.history(whole)
 
 
+def test_a_gang_of_two_pods_makes_the_update_of_one(release: Release) -> None:
+    """They meet at the address of one of them, past the job's NetworkPolicy where the cluster enforces it."""
+    ids = [
+        release.post(name, deterministic=True, steps=1, functions={"train": {"replicas": count}})
+        for name, count in (("alone", 1), ("gang", 2))
+    ]
+    for id in ids:
+        job = release.ended(id)
+        assert job["state"] == "succeeded", job["message"]
+    alone, gang = (release.history(id) for id in ids)
+    for expected, found in zip(alone, gang, strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    starts = release.client.get(f"/v1/jobs/{ids[1]}/cost").json()["functions"]["train"]["starts"]
+    assert starts >= 2
+
+
 def test_a_job_goes_on_after_its_runner_was_taken_away(release: Release) -> None:
     """Its functions are gone meanwhile; test_platform.py has an orchestrator that is killed without a word."""
     id = release.post("orphan", limits={"call_s": 600.0, "attempts": 4})
