@@ -78,3 +78,39 @@ def test_a_static_planner_recalls_lengths() -> None:
     planner, asked = StaticPlanner(), request()
     planner.recall(PastStep(1, asked.prompts, [[10 * (i + 1)] * 4 for i in range(12)], [], frozenset(), 1.0), 512)
     assert planner.plan(asked).predicted_lengths[-1] == 120.0
+
+
+def test_gangs_of_different_sizes_tell_what_their_ranks_share() -> None:
+    """1 s of every call, 24 s of state and 0.01 s a token shared; of one size alone it is all the call's own."""
+    learned, alone = LearnedCosts(), LearnedCosts()
+    for step in range(20):
+        for model, ranks in ((learned, 2 + step % 5), (alone, 4)):
+            tokens, samples = 1000 + 400 * (step % 3), 20 + 7 * (step % 4)
+            seconds = 1.0 + (24.0 + 0.01 * tokens) / ranks
+            model.observe([work("train", 100.0 * step, seconds, samples, tokens, ranks=ranks)] * ranks, NOTHING, 100.0)
+    cost, one = learned.work("train"), alone.work("train")
+    assert cost is not None
+    assert one is not None
+    assert (cost.own_s(1), cost.own_s(8)) == (pytest.approx(25.0, rel=0.05), pytest.approx(4.0, rel=0.05))
+    assert one.shared_s == 0.0
+    assert one.own_s(4) == pytest.approx(7.0, rel=0.05)
+
+
+def test_a_replica_s_first_call_tells_what_loading_takes() -> None:
+    learned = LearnedCosts()
+    for step in range(12):
+        calls = [work("reference", 100.0 * step, 2.5 + 0.001 * 300, 4, 300, start_s=2.0)]
+        calls += [work("reference", 100.0 * step + k, 0.1 + 0.001 * 100 * k, 4, 100 * k) for k in range(1, 6)]
+        learned.observe(calls, NOTHING, 100.0)
+    cost = learned.work("reference")
+    assert cost is not None
+    assert cost.first_s == pytest.approx(2.4, rel=0.1)
+    assert cost.work_s(4, 400) == pytest.approx(0.5, rel=0.1)
+
+
+def test_in_a_shared_pool_the_wait_for_room_is_no_cold_start() -> None:
+    own, shared = LearnedCosts(), LearnedCosts(shared=True)
+    for learned in (own, shared):
+        starts = [work("train", 10.0 * k, 1.0, 4, 100, start_s=s) for k, s in enumerate((2.0, 9.0, 7.0))]
+        learned.observe(starts, NOTHING, 30.0)
+    assert (own.start_s("train"), shared.start_s("train")) == (7.0, 2.0)
