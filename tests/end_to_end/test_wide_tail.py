@@ -152,6 +152,7 @@ def test_the_tails_replica_dies_in_mid_tail(
     assert json.loads((run / "cost.json").read_text())["functions"][TAIL]["starts"] == 3
 
 
+@pytest.mark.slow
 def test_the_orchestrator_dies_in_mid_tail(job: Job, uncut: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     orchestrator = Background("run", job.file, "--run-dir", run, *LONG, *WIDE, module="tests.support.wide_tail")
