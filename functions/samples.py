@@ -77,7 +77,8 @@ class Ragged:
         """Where in `flat` the values of the rows at `index` are, row after row."""
         lengths = self.lengths[index].astype(np.int64)
         before = np.cumsum(lengths) - lengths
-        return np.repeat(self.offsets[index] - before, lengths) + np.arange(int(lengths.sum()))
+        places: npt.NDArray[np.int64] = np.repeat(self.offsets[index] - before, lengths) + np.arange(int(lengths.sum()))
+        return places
 
     def select(self, index: npt.NDArray[np.int64]) -> Ragged:
         return Ragged(self.flat[self.places(index)], self.lengths[index])
