@@ -84,24 +84,23 @@ class WarmParent:
 
     def start(self, settings: Mapping[str, Any], socket: str, log: str) -> None:
         begun_s = time.perf_counter()
-        name = settings["name"]
+        name, own = settings["name"], os.getpid()
         try:
             listener = listen_unix(socket)
             with listener:
                 pid = os.fork()
                 if pid == 0:
-                    self.replica(Settings(**settings), listener, log)
+                    self.replica(Settings(**settings), listener, log, own)
         except OSError as error:
             self.tell({"failed": {"name": name, "message": f"cannot start a process: {error}"}})
             return
         self.replicas[pid] = name
         self.tell({"started": {"name": name, "pid": pid, "fork_s": round(time.perf_counter() - begun_s, 6)}})
 
-    def replica(self, settings: Settings, listener: socket.socket, log: str) -> NoReturn:
-        """The child. Never returns into the parent's code."""
+    def replica(self, settings: Settings, listener: socket.socket, log: str, parent: int) -> NoReturn:
+        """The child of `parent`, which may be gone already. Never returns into the parent's code."""
         code = 1
         try:
-            parent = os.getppid()
             os.setsid()
             die_with_parent(parent)
             signal.set_wakeup_fd(-1)
