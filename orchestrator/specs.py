@@ -103,8 +103,7 @@ def check_room(job: JobConfig, limits: Mapping[str, FunctionLimits], longest_pro
 
 def check_split(job: JobConfig) -> None:
     """Raises ConfigError for a model that vLLM cannot split over a replica's GPUs: each gets whole attention heads."""
-    config = json.loads((Path(job.model.path) / "config.json").read_bytes())
-    heads = config.get("text_config", config).get("num_attention_heads")
+    heads = _text_config(job).get("num_attention_heads")
     for name in generators(job):
         gpus = job.function(name).gpus
         if gpus > 1 and isinstance(heads, int) and heads % gpus:
@@ -116,6 +115,12 @@ def check_split(job: JobConfig) -> None:
 
 def _context(job: JobConfig) -> int | None:
     """None: the model's config names none."""
-    config = json.loads((Path(job.model.path) / "config.json").read_bytes())
-    found = config.get("text_config", config).get("max_position_embeddings")
+    found = _text_config(job).get("max_position_embeddings")
     return found if isinstance(found, int) else None
+
+
+def _text_config(job: JobConfig) -> dict[str, Any]:
+    """Of the policy's language model, where that is a part of it."""
+    config: dict[str, Any] = json.loads((Path(job.model.path) / "config.json").read_bytes())
+    found: dict[str, Any] = config.get("text_config", config)
+    return found

@@ -186,7 +186,7 @@ def _weights(state: TrainState) -> dict[str, Blob]:
         return _own(adapter_tensors(model), ranks)
     if ranks.mesh is not None:
         return _own(_stored_parts(model, structure, ranks), ranks)
-    return _own(_stored(model, own_tensors(model), structure), ranks)
+    return _own(_rounded(checkpoint_tensors(model, own_tensors(model)), structure), ranks)
 
 
 def _own(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Blob]:
@@ -237,12 +237,8 @@ def _stored_parts(model: PreTrainedModel, structure: Structure, ranks: Ranks) ->
     return _rounded({name: tensor for name, tensor in parts.items() if tensor is not None}, structure)
 
 
-def _stored(model: PreTrainedModel, tensors: Mapping[str, Tensor], structure: Structure) -> dict[str, Tensor]:
-    """Whole weights, under the model's own names, as a version has them: the checkpoint's names and the dtype."""
-    return _rounded(checkpoint_tensors(model, tensors), structure)
-
-
 def _rounded(tensors: dict[str, Tensor], structure: Structure) -> dict[str, Tensor]:
+    """Weights in the dtype that a version has them in."""
     if structure.dtype != "bfloat16":
         return tensors
     return {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in tensors.items()}

@@ -35,7 +35,8 @@ from orchestrator.planner.training import PACES
 Array = npt.NDArray[np.float64]
 
 PACES_KEPT = 16
-PACES_KEPT_TO = 0.85
+SLOW = 0.85
+"""Quantile of the steps' paces that is slow: a deadline is planned for with it."""
 HAND_OVER_S = 0.005
 """What a replica needs to hand samples over, however many: encode, write, tell. Measured on the local platform:
 4 ms of CPU in all processes together (2 CPU cores, 2026-11-21)."""
@@ -154,7 +155,7 @@ class AdaptivePlanner:
         """How steps went against their predictions: a low, a middle and a high one."""
         if len(self._pace) < PACES_KEPT // 2:
             return PACES
-        return [float(q) for q in np.quantile(np.array(self._pace), (0.15, 0.5, 0.85))]
+        return [float(q) for q in np.quantile(np.array(self._pace), (0.15, 0.5, SLOW))]
 
     def _workload(self, prompt_tokens: Array, predicted: Prediction, n: int, head: int, replicas: int) -> Workload:
         """A shard's longest sample is taken to be the largest of as many draws as there are samples to a replica."""
@@ -236,7 +237,7 @@ class AdaptivePlanner:
         """
         if self.goal.deadline_s is None:
             return self.goal
-        late = float(np.quantile(np.array(self._pace), PACES_KEPT_TO)) if self._pace else PACES[-1]
+        late = float(np.quantile(np.array(self._pace), SLOW)) if self._pace else PACES[-1]
         return replace(self.goal, deadline_s=self.goal.deadline_s / max(1.0, late))
 
     def _to_plan(

@@ -101,7 +101,6 @@ class Outliner:
         # Starting ahead buys time with the risk of idle replicas: where time is worth nothing it only costs.
         self.ahead = policy.prewarm and (goal.objective != "cost" or goal.deadline_s is not None)
         self.cuts = Cuts(costs, policy, goal, samples, self.tokens, self.fed)
-        self.last_s, self.rest = self.cuts.last_s, self.cuts.rest
         self.wide = costs.wide if policy.wide else None
         self.delay_s = 0.0 if costs.name in costs.warm else costs.start_s[costs.name]
         self._rank_gpus = max((costs.limits[name].gpus for name in costs.trainers), default=0)
@@ -194,7 +193,7 @@ class Outliner:
 
         def value(end_s: float, replica_s: float) -> tuple[float, float]:
             return self.goal.rank(
-                max(end_s, float(finish_s[-1])) + self.last_s, costs.price[name] * replica_s + self.rest
+                max(end_s, float(finish_s[-1])) + self.cuts.last_s, costs.price[name] * replica_s + self.cuts.rest
             )
 
         stage = Stream(finish_s, tokens, costs.followers[name], micro_batch, start_s, self.ahead)
