@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from functions.generate.keys_values import KeysValues, Layout
 from functions.samples import Finish
 from functions.weights.local_copy import Changes
 from functions.wire import Version
@@ -44,6 +45,9 @@ class Request:
     """[prompt tokens]; requests of one group with equal prompts share their prefill."""
     response: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
+    cache: KeysValues | None = None
+    """Of prompt and response without its last token, in the engine's `cache_layout`: they are used instead of computed.
+    Never there without a response."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,9 @@ class Sample:
     """ln p of each token under the distribution that it was sampled from (after temperature, top-k, top-p)."""
     finish: Finish
     version: int
+    cache: KeysValues | None = None
+    """Of an unfinished sample with a response: what a Request for the rest of it takes. None where the engine has
+    none: of a sample that it had not begun, or of any (`cache_layout`)."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,10 @@ class EngineStats:
     decode_steps: int
     prefill_s: float
     decode_s: float
+    moved_tokens: int = 0
+    """Tokens whose keys and values came with their request: neither computed nor shared."""
+    moved_s: float = 0.0
+    """Of putting these into their place."""
 
 
 class Engine(Protocol):
@@ -84,10 +95,17 @@ class Engine(Protocol):
         ...
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, stop: Callable[[], bool]) -> Iterator[Sample]:
-        """Yields samples as they finish. When `stop()` turns true, yields the rest as UNFINISHED and ends.
+        """Yields samples as they finish. When `stop()` turns true, yields the rest as UNFINISHED and ends; each of
+        these with its keys and values, made when it is asked for, so that a caller need not hold all of them at once.
 
         Raises ValueError for a request that does not fit (prompt plus response longer than the model's context).
         """
+        ...
+
+    @property
+    def cache_layout(self) -> Layout | str:
+        """What the keys and values in requests must be like, and those in samples are, for the policy that is held; or
+        why there can be none (in words), and samples that were cut are computed again where they go on."""
         ...
 
     @property

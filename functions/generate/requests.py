@@ -42,4 +42,5 @@ def eos_ids(model_dir: Path) -> npt.NDArray[np.int64]:
 
 def unchanged(request: Request, finish: Finish, version: int) -> Sample:
     """The request as it came."""
-    return Sample(request.number, request.response, request.logprobs, finish, version)
+    cache = request.cache if finish == Finish.UNFINISHED else None
+    return Sample(request.number, request.response, request.logprobs, finish, version, cache)
