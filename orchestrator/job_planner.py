@@ -24,7 +24,7 @@ from orchestrator.platforms.base import FunctionSpec
 PROCESS_S = 25.0
 """Cold start of a GPU function without its weights, until some were seen: on record for vLLM from nothing."""
 LINK_GB_S = 6.25
-"""Weights into one GPU until seen: g6e.48xlarge has 400 Gbit/s for 8."""
+"""Weights, and a cut's keys and values, into one GPU until seen: g6e.48xlarge has 400 Gbit/s for 8."""
 
 
 def job_planner(job: JobConfig, specs: Sequence[FunctionSpec]) -> Planner:
@@ -76,7 +76,7 @@ def _generate(gpu: Device, shape: ModelShape, spec: FunctionSpec) -> GenerateCos
         kv_capacity_tokens(gpu, shape, spec.gpus)
     except ValueError as error:
         raise ConfigError(f"functions.{spec.name}.gpus: {error}") from None
-    return latency.generate_prior(gpu, shape, spec.gpus)
+    return latency.generate_prior(gpu, shape, spec.gpus, link_gb_s=LINK_GB_S)
 
 
 def _shape(job: JobConfig, function: str) -> ModelShape:

@@ -39,4 +39,6 @@ class Costs:
         beside = sum(self.limits[name].gpus for name in self.followers)
         most = own.max_replicas if pool is None else min(own.max_replicas, (pool - beside) // max(1, own.gpus))
         start_s = self.start_s[TAIL]
-        return Wide(self.tail, own.max_batch, own.kv_tokens, start_s, most, own.gpus, each, pool if each else None)
+        return Wide(
+            self.tail.moved, own.max_batch, own.kv_tokens, start_s, most, own.gpus, each, pool if each else None
+        )

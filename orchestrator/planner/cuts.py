@@ -130,5 +130,5 @@ def releases(end: Tail, tail: TailChoice) -> list[float]:
     left = end.leftover(tail.cut_below)
     if left is None:
         return sorted(end.ends.tolist())
-    gone = sorted(np.minimum(end.ends, left.at_s).tolist())
+    gone = sorted(np.minimum(end.ends, left.gone_s).tolist())
     return gone if tail.function == TAIL else [*gone[: len(gone) - tail.migrate_to], *[tail.time_s] * tail.migrate_to]

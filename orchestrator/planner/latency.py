@@ -13,7 +13,7 @@ depends on the schedule: the longest response when all samples have a slot, more
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,14 @@ class GenerateCost:
     """b: per sequence in a decode step."""
     kv_token_s: float
     """c: per token of keys and values read in a decode step."""
+    moved_token_s: float | None = None
+    """Per token whose keys and values are written to the exchange at a cut, or taken up from it; None: what was cut is
+    computed again."""
+
+    @property
+    def moved(self) -> GenerateCost:
+        """Of a call for samples that were cut elsewhere: their keys and values come instead of being computed."""
+        return self if self.moved_token_s is None else replace(self, prefill_token_s=self.moved_token_s)
 
     def decode_s(self, steps: float, tokens: float, kv_token_steps: float) -> float:
         return self.step_s * steps + self.sequence_s * tokens + self.kv_token_s * kv_token_steps
@@ -81,8 +89,11 @@ def kv_token_steps(prompt_tokens: Array, response_tokens: Array) -> Array:
     return product
 
 
-def generate_prior(gpu: Device, model: ModelShape, tensor_parallel: int = 1, *, call_s: float = 0.0) -> GenerateCost:
-    """Roofline: weights and keys/values at their share of the bandwidth, prefill at its share of the FLOP/s.
+def generate_prior(
+    gpu: Device, model: ModelShape, tensor_parallel: int = 1, *, call_s: float = 0.0, link_gb_s: float | None = None
+) -> GenerateCost:
+    """Roofline: weights and keys/values at their share of the bandwidth, prefill at its share of the FLOP/s, keys and
+    values of a cut's samples at `link_gb_s` per GPU (None: they do not move).
 
     On more GPUs than there are key heads each head is held, and read, by several.
     """
@@ -90,12 +101,14 @@ def generate_prior(gpu: Device, model: ModelShape, tensor_parallel: int = 1, *, 
     reduces = 2 * model.layers if tensor_parallel > 1 else 0
     copies = max(1.0, tensor_parallel / model.kv_heads)
     token_s = reduces * model.hidden * model.bytes_per_value * gpu.allreduce_byte_s
+    kv_bytes = copies * model.kv_bytes_per_token
     return GenerateCost(
         call_s=call_s,
         prefill_token_s=_forward_token_s(gpu, model, tensor_parallel) + token_s,
         step_s=model.weight_bytes / (bandwidth * gpu.weights_fraction) + reduces * gpu.allreduce_s,
         sequence_s=token_s,  # what a sequence costs beyond this and its keys and values is inside kv_fraction
-        kv_token_s=copies * model.kv_bytes_per_token / (bandwidth * gpu.kv_fraction),
+        kv_token_s=kv_bytes / (bandwidth * gpu.kv_fraction),
+        moved_token_s=None if link_gb_s is None else kv_bytes / (1e9 * link_gb_s * tensor_parallel),
     )
 
 

@@ -149,6 +149,9 @@ class GenerateFit:
     def __init__(self, prior: GenerateCost | None) -> None:
         self._overhead = LinearFit(1, None if prior is None else [prior.call_s])
         self._prefill = LinearFit(1, None if prior is None else [prior.prefill_token_s])
+        self._moved = LinearFit(1, None if prior is None or prior.moved_token_s is None else [prior.moved_token_s])
+        self._moves = True
+        """Whether what was cut last came with its keys and values."""
         self._decode = LinearFit(3, None if prior is None else [prior.step_s, prior.sequence_s, prior.kv_token_s])
 
     @property
@@ -156,20 +159,24 @@ class GenerateFit:
         if self._decode.theta is None or self._prefill.theta is None:
             return None
         call = 0.0 if self._overhead.theta is None else float(self._overhead.theta[0])
-        return GenerateCost(call, float(self._prefill.theta[0]), *(float(v) for v in self._decode.theta))
+        step, sequence, kv_token = (float(v) for v in self._decode.theta)
+        moved = float(self._moved.theta[0]) if self._moves and self._moved.theta is not None else None
+        return GenerateCost(call, float(self._prefill.theta[0]), step, sequence, kv_token, moved)
 
     def observe(self, calls: Sequence[CallObservation], lengths: Array) -> Array:
         """Learns from a step's calls; their relative errors.
 
         A call tells the sum of the lengths that it made, not that of their squares, which the keys and values read
         depend on: they are taken to be spread as the step's `lengths` [S] are, none longer than the call's steps. What
-        its samples held when they came (prompt, and tokens of a call that was cut) is what it computed or shared.
+        its samples held when they came (prompt, and tokens of a call that was cut) is what it computed, shared or took
+        up with their keys and values.
         """
         count = {name: np.array([c.stats[name] for c in calls], dtype=np.float64) for name in _COUNTS}
         samples = np.array([max(1, c.samples) for c in calls], dtype=np.float64)
         shared = np.array([c.stats.get("shared_tokens", 0.0) for c in calls])
         prompt = np.array([c.prompt_tokens for c in calls], dtype=np.float64)
-        came = np.maximum(prompt, count["prefill_tokens"] + shared) / samples
+        moved, moved_s = (np.array([c.stats.get(name, 0.0) for c in calls]) for name in ("moved_tokens", "moved_s"))
+        came = np.maximum(prompt, count["prefill_tokens"] + shared + moved) / samples
         spread = np.array([_squared_per_token(np.minimum(lengths, s)) for s in count["decode_steps"]])
         held = count["decode_tokens"] * (came + 0.5 * spread)
         x = np.column_stack((count["decode_steps"], count["decode_tokens"], held))
@@ -177,10 +184,15 @@ class GenerateFit:
         errors = np.zeros(0)
         if (cost := self.cost) is not None:
             believed = cost.call_s + cost.prefill_token_s * count["prefill_tokens"] + self._decode.predict(x)
+            believed += (cost.moved_token_s or 0.0) * moved
             errors = relative_errors(believed, work)
         self._prefill.observe(count["prefill_tokens"][:, None], count["prefill_s"])
         self._decode.observe(x, count["decode_s"])
-        self._overhead.observe(np.ones((len(calls), 1)), work - count["prefill_s"] - count["decode_s"])
+        self._moved.observe(moved[:, None], moved_s)
+        again = np.maximum(0.0, count["prefill_tokens"] + shared - prompt)  # of what was cut
+        if (moved + again).any():
+            self._moves = bool(moved.sum() > again.sum())
+        self._overhead.observe(np.ones((len(calls), 1)), work - count["prefill_s"] - count["decode_s"] - moved_s)
         return errors
 
 

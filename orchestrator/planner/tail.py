@@ -3,8 +3,9 @@
 A replica's decode step costs `a` seconds however few samples are left in it. When no more than `cut_below` samples of
 the step are unfinished they go on together on `migrate_to` replicas (RLHFuse, arXiv 2409.13221 section 4: below R_t, on
 m = max(ceil(rem / BS_max), ceil(KV_rem / KV_cap)) instances; it finds R_t offline, near 20 % of the batch). The price:
-the moved samples' keys and values are computed again (prefill of prompt and tokens so far) and each destination decodes
-more samples at a time. Both are in the latency model, so the threshold is chosen anew for each step's lengths.
+the moved samples' keys and values are written and read (or computed again, where an engine cannot hand them over) and
+each destination decodes more samples at a time. Both are in the latency model, so the threshold is chosen anew for each
+step's lengths.
 
 The tail may also go on with a second function whose replicas have more GPUs each (PAT, arXiv 2605.23945, changes the
 parallelism of a running engine online): every decode step is faster, which is what the longest responses wait for. Its
@@ -89,6 +90,7 @@ class Wide:
     """The function with more GPUs to a replica."""
 
     cost: GenerateCost
+    """For samples that were cut."""
     max_batch: int
     kv_tokens: int | None
     start_s: float
@@ -180,6 +182,8 @@ class Leftover:
     """What a cut leaves to be moved: tokens held and to come of each sample, most to come first. [samples]"""
 
     at_s: float
+    gone_s: float
+    """When the replicas have written what is moved."""
     open_shards: int
     held: Array
     more: Array
@@ -204,6 +208,7 @@ class Tail:
         wide: Wide | None = None,
     ) -> None:  # fmt: skip
         self.shards, self.cost, self.max_batch, self.kv_tokens, self.wide = shards, cost, max_batch, kv_tokens, wide
+        self._moved = cost.moved
         self.ends = np.array([s.finish_s[-1] for s in shards])
         self.every = np.sort(np.concatenate([s.finish_s for s in shards]))
         self.uncut = TailChoice(0, 1, float(self.ends.max()), float(self.ends.sum()))
@@ -225,8 +230,9 @@ class Tail:
             return None
         held, more, numbers = self._flat.left_at(at_s)
         order = np.argsort(-more, kind="stable")
-        stopped_s = float(np.minimum(self.ends, at_s).sum())
-        return Leftover(at_s, open_shards, held[order], more[order], numbers[order].astype(np.int64), stopped_s)
+        gone_s = at_s + (self.cost.moved_token_s or 0.0) * float(held.sum()) / open_shards
+        stopped_s = float(np.minimum(self.ends, gone_s).sum())
+        return Leftover(at_s, gone_s, open_shards, held[order], more[order], numbers[order].astype(np.int64), stopped_s)
 
     def needed(self, left: Leftover, batch: int | None = None) -> int:
         """`batch`: samples to a replica; None: as many as it has slots."""
@@ -240,8 +246,8 @@ class Tail:
             held, more = left.held[k::replicas], left.more[k::replicas]
             tokens = float(more.sum())
             steps = max(float(more[0]), tokens / self.max_batch)
-            works.append(self.cost.work_s(float(held.sum()), steps, tokens, float(kv_token_steps(held, more).sum())))
-        return TailChoice(cut_below, replicas, left.at_s + max(works), left.stopped_s + sum(works))
+            works.append(self._moved.work_s(float(held.sum()), steps, tokens, float(kv_token_steps(held, more).sum())))
+        return TailChoice(cut_below, replicas, left.gone_s + max(works), left.stopped_s + sum(works))
 
     def at(self, cut_below: int, batch: int | None = None) -> TailChoice:
         """A cut at `cut_below`, to as few replicas as are needed at `batch` samples each; no cut if that frees none."""
@@ -276,14 +282,14 @@ class Tail:
             left = self.leftover(cut_below)
             if left is None:
                 continue
-            gone_s = np.sort(np.minimum(self.ends, left.at_s))
+            gone_s = np.sort(np.minimum(self.ends, left.gone_s))
             linear_s = _linear_s(left, wide)
             tokens = float((left.held + left.more).sum())
             low = remaining_instances(len(left.more), tokens, wide.max_batch, wide.kv_tokens)
             for replicas in range(low, min(wide.most, len(left.more)) + 1):
                 works = _works_s(left, linear_s, replicas, wide)
-                open_s = max(wide.room_at_s(replicas, gone_s), left.at_s - wide.start_s, 0.0)
-                begin_s = max(left.at_s, open_s + wide.start_s)
+                open_s = max(wide.room_at_s(replicas, gone_s), left.gone_s - wide.start_s, 0.0)
+                begin_s = max(left.gone_s, open_s + wide.start_s)
                 ends_s = (begin_s + works).tolist()
                 found.append(
                     TailChoice(
@@ -300,7 +306,7 @@ class Tail:
         if left is not None:
             stays = times <= left.at_s
             moved, named = [times[stays]], [numbers[stays]]
-            begin_s, cost, max_batch = left.at_s, self.cost, self.max_batch
+            begin_s, cost, max_batch = left.gone_s, self._moved, self.max_batch
             if choice.function == TAIL and self.wide is not None:
                 begin_s, cost, max_batch = choice.begin_s, self.wide.cost, self.wide.max_batch
             for k in range(choice.migrate_to):

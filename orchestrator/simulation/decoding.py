@@ -1,9 +1,9 @@
 """Continuous batching on one replica, in time: when each sample of a call finishes. An event per finished sample.
 
 Samples wait in their order for a slot and for room for their keys and values (their whole length is reserved: nothing
-is preempted). A sample that is let in has its prompt, and the tokens it came with, computed first; a prompt is computed
-once per call, a head that all prompts share once. Then all active samples take a step together, in
-a + b n + c m seconds (planner/latency.py), until the next of them is done.
+is preempted). A sample that is let in has its prompt, and the tokens it came with, computed first, or their keys and
+values taken up; a prompt is computed once per call, a head that all prompts share once. Then all active samples take a
+step together, in a + b n + c m seconds (planner/latency.py), until the next of them is done.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ class Schedule:
     break_step: Array
     prefill_tokens: int
     shared_tokens: int
+    moved_tokens: int
     decode_tokens: int
     prefill_s: float
+    moved_s: float
     decode_s: float
 
     @property
@@ -68,12 +70,12 @@ def schedule(
     active: list[tuple[int, int]] = []
     known: set[int] = set()
     now_s, step, held, reserved = cost.call_s, 0, 0.0, 0.0
-    prefill_tokens = shared = decode_tokens = 0
-    prefill_s = decode_s = 0.0
+    prefill_tokens = shared = moved_tokens = decode_tokens = 0
+    prefill_s = moved_s = decode_s = 0.0
     break_s, break_step = [now_s], [0]
     waiting = 0
     while active or waiting < len(items):
-        admitted = 0
+        admitted = came = 0
         while waiting < len(items) and len(active) < slots:
             item = items[waiting]
             if item.final <= item.done:
@@ -82,21 +84,27 @@ def schedule(
                 raise ValueError(f"a sample of {item.prompt_tokens} + {item.final} tokens in a KV capacity of {room:g}")
             if reserved + item.prompt_tokens + item.final > room:
                 break
-            new = item.prompt_tokens
-            if share_prefixes:
-                new = 0 if item.prompt in known else item.prompt_tokens - (head_tokens if known else 0)
-                known.add(item.prompt)
-            shared += item.prompt_tokens - new
-            admitted += new + item.done
+            if item.done and cost.moved_token_s is not None:
+                came += item.prompt_tokens + item.done
+            else:
+                new = item.prompt_tokens
+                if share_prefixes:
+                    new = 0 if item.prompt in known else item.prompt_tokens - (head_tokens if known else 0)
+                    known.add(item.prompt)
+                shared += item.prompt_tokens - new
+                admitted += new + item.done
             begin[waiting] = step
             heapq.heappush(active, (step + item.final - item.done, waiting))
             held += item.prompt_tokens + item.done
             reserved += item.prompt_tokens + item.final
             waiting += 1
-        if admitted:
+        if admitted or came:
             prefill_tokens += admitted
-            prefill_s += cost.prefill_token_s * admitted
-            now_s += cost.prefill_token_s * admitted
+            moved_tokens += came
+            first_s, taken_s = cost.prefill_token_s * admitted, (cost.moved_token_s or 0.0) * came
+            prefill_s += first_s
+            moved_s += taken_s
+            now_s += first_s + taken_s
             break_s.append(now_s)
             break_step.append(step)
         until = active[0][0]
@@ -116,5 +124,5 @@ def schedule(
             reserved -= items[i].prompt_tokens + items[i].final
     return Schedule(
         finish_s, begin, np.array(break_s), np.array(break_step, dtype=np.float64),
-        prefill_tokens, shared, decode_tokens, prefill_s, decode_s,
+        prefill_tokens, shared, moved_tokens, decode_tokens, prefill_s, moved_s, decode_s,
     )  # fmt: skip

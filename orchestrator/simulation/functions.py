@@ -102,7 +102,7 @@ async def generate(call: Call, model: Generate, exchange: MemoryExchange) -> Eve
     except ValueError as error:
         yield Event("error", data={"kind": "fatal", "message": str(error)})
         return
-    cut = exchange.watch(call.cut_key)
+    cut, spent_s = exchange.watch(call.cut_key), float(plan.break_s[-1])
     order = np.argsort(plan.finish_s, kind="stable").tolist()
     chunk = int(call.params["chunk"])
     sent = 0
@@ -122,19 +122,22 @@ async def generate(call: Call, model: Generate, exchange: MemoryExchange) -> Eve
             number, sent = number + 1, stop
         left = order[sent:]
         if left:
-            now_s = clock() - start_s
+            spent_s = now_s = clock() - start_s
             done = [i for i in left if plan.finish_s[i] <= now_s]  # finished, waiting for their chunk to fill
             if done:
                 yield _samples(call, exchange, batch, done, [items[i].final for i in done], number)
                 number += 1
             left = [i for i in left if plan.finish_s[i] > now_s]
             tokens, parts = plan.tokens_at(now_s, items), int(call.params.get("cut_parts", 1))
+            held = sum(items[i].prompt_tokens + tokens[i] for i in left if tokens[i])
+            async for beat in busy(held * (model.cost.moved_token_s or 0.0)):
+                yield beat
             for part in (left[k::parts] for k in range(min(parts, len(left)))):
                 yield _samples(call, exchange, batch, part, [tokens[i] for i in part], number, kind="cut")
                 number += 1
     finally:
         exchange.unwatch(call.cut_key)
-    yield Event("done", data=_stats(plan, clock() - start_s, items))
+    yield Event("done", data=_stats(plan, spent_s, items))
 
 
 async def set_within(event: asyncio.Event, seconds: float) -> bool:
@@ -204,9 +207,11 @@ def _stats(plan: Schedule, spent_s: float, items: list[Item]) -> Json:
     return {
         "prefill_tokens": plan.prefill_tokens,
         "shared_tokens": plan.shared_tokens,
+        "moved_tokens": plan.moved_tokens,
         "decode_tokens": int(made),
         "decode_steps": int(steps),
         "prefill_s": plan.prefill_s,
+        "moved_s": plan.moved_s,
         "decode_s": plan.decode_s * share,
     }
 

@@ -130,7 +130,7 @@ class Scenario:
             loads = self.model.weight_bytes / link_bytes_s
             start_s = 0.0 if colocated else self.process_s
             if spec.kind == "generate":
-                cost = generate_prior(self.device, self.model, spec.gpus, call_s=self.call_s)
+                cost = generate_prior(self.device, self.model, spec.gpus, link_gb_s=self.link_gb_s, call_s=self.call_s)
                 found[spec.name] = Generate(
                     cost, self.lengths, start_s, self.reshard_s if colocated else loads, self.slots,
                     kv_capacity_tokens(self.device, self.model, spec.gpus),

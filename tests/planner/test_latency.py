@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -45,6 +47,16 @@ def test_queued_samples_finish_as_in_the_simulated_engine(samples: list[tuple[in
     starts, ours = queued(prompt, length, COST, max_batch=slots, prefill_tokens=float(prompt.sum()))
     np.testing.assert_allclose(ours, engine.finish_s)
     np.testing.assert_allclose(starts, engine.begin_step)
+
+
+def test_samples_that_were_cut_come_with_their_keys_and_values_where_those_move() -> None:
+    """Two of one prompt of 5 tokens: one with 3 of its 4 response tokens, one with none of its 2."""
+    items = [Item(0, 5, 3, 4), Item(0, 5, 0, 2)]
+    again = schedule(items, COST, slots=2, kv_tokens=None)
+    assert (again.prefill_tokens, again.moved_tokens) == (5 + 3, 0)
+    moved = schedule(items, replace(COST, moved_token_s=0.002), slots=2, kv_tokens=None)
+    assert (moved.prefill_tokens, moved.moved_tokens, moved.moved_s) == (5, 8, 8 * 0.002)
+    np.testing.assert_allclose(moved.finish_s - again.finish_s, 8 * 0.002 - 3 * 0.01)
 
 
 def test_fit_finds_the_coefficients_that_made_the_times() -> None:

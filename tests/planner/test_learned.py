@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.planner.base import CallObservation
-from orchestrator.planner.learned import LearnedCosts, longest_ranks, open_s
+from orchestrator.planner.base import TAIL, CallObservation
+from orchestrator.planner.latency import GenerateCost
+from orchestrator.planner.learned import LearnedCosts, Priors, longest_ranks, open_s
 from orchestrator.planner.static import StaticPlanner
 from tests.planner.test_adaptive import request
 
@@ -114,3 +115,31 @@ def test_in_a_shared_pool_the_wait_for_room_is_no_cold_start() -> None:
         starts = [work("train", 10.0 * k, 1.0, 4, 100, start_s=s) for k, s in enumerate((2.0, 9.0, 7.0))]
         learned.observe(starts, NOTHING, 30.0)
     assert (own.start_s("train"), shared.start_s("train")) == (7.0, 2.0)
+
+
+def cut_call(*, prefill: float, moved: float, moved_s: float) -> CallObservation:
+    """Of 10 samples of 100 prompt tokens that came with 50 tokens each; prefill at 1 ms a token."""
+    stats = {
+        "prefill_tokens": prefill, "shared_tokens": 0.0, "moved_tokens": moved, "decode_tokens": 200.0,
+        "decode_steps": 20.0, "prefill_s": 1e-3 * prefill, "moved_s": moved_s, "decode_s": 0.4,
+    }  # fmt: skip
+    work_s = 0.1 + stats["prefill_s"] + moved_s + 0.4
+    return CallObservation(TAIL, "t", "generate", False, 0.0, work_s, 1000, 200, 10, work_s, stats)
+
+
+def test_what_moving_takes_is_learned_from_calls_that_took_up_keys_and_values() -> None:
+    learned = LearnedCosts(Priors(tail=GenerateCost(0.1, 1e-3, 0.02, 0.0, 0.0)))
+    learned.observe([cut_call(prefill=0.0, moved=1500.0, moved_s=0.03)], np.full(10, 70.0), None)
+    assert learned.tail is not None
+    assert learned.tail.moved.prefill_token_s == pytest.approx(2e-5)
+    assert learned.tail.call_s == pytest.approx(0.1)  # neither moving nor decoding is overhead
+
+
+def test_an_engine_that_computes_again_is_not_believed_to_move() -> None:
+    """Whatever a roofline promised of its link."""
+    prior = GenerateCost(0.1, 1e-3, 0.02, 0.0, 0.0, moved_token_s=1e-6)
+    learned = LearnedCosts(Priors(tail=prior))
+    for _ in range(4):
+        learned.observe([cut_call(prefill=1500.0, moved=0.0, moved_s=0.0)], np.full(10, 70.0), None)
+    assert learned.tail is not None
+    assert learned.tail.moved.prefill_token_s == pytest.approx(1e-3)

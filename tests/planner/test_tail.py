@@ -39,6 +39,16 @@ def test_moving_costs_the_prefill_of_what_is_held() -> None:
     assert choice.replica_s == pytest.approx(13 + 13 + 2 + 1.2 + 90)
 
 
+def test_moving_costs_writing_and_reading_what_is_held() -> None:
+    cost = GenerateCost(2.0, 0.01, 1.0, 0.0, 0.0, moved_token_s=0.001)
+    end = tail([[10, 100], [10, 80]], cost, prompt=50)
+    # As above, but both write their 60 tokens in 0.06 s, side by side, and 120 are taken up in 0.12 s.
+    choice = end.at(2)
+    assert choice.time_s == pytest.approx(13 + 0.06 + 2 + 0.12 + 90)
+    assert choice.replica_s == pytest.approx(13.06 + 13.06 + 2 + 0.12 + 90)
+    np.testing.assert_allclose(end.finish_s(choice), [13, 13, 13.06 + 2.12 + 70, 13.06 + 2.12 + 90])
+
+
 def test_no_cut_where_it_frees_no_replica_or_nothing_is_left() -> None:
     assert tail([[10, 100]]).at(1).cut_below == 0
     assert tail([[10, 10], [10, 10]]).at(1).cut_below == 0
