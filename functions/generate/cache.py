@@ -15,6 +15,8 @@ per prompt and kv head, so that the prompt's keys are read once for all of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -36,13 +38,38 @@ def capacity(tokens: int) -> int:
     return room
 
 
+def placed(
+    whole: Sequence[Tensor], group: npt.NDArray[np.int64], after: int, device: torch.device
+) -> tuple[Tensor, npt.NDArray[np.int64], Tensor]:
+    """Prefix, its lengths and suffix of rows whose keys and values are known, `whole` [kv heads, layers, 2, tokens, D]
+    of each (see `Cache.of`): the last `after` tokens of each are its own, the others the prefix of its group, which all
+    of its rows have alike."""
+    heads, layers, _, _, width = whole[0].shape
+    first = np.searchsorted(group, np.arange(group[-1] + 1))
+    lengths = np.array([whole[row].shape[3] - after for row in first])
+    shape = (layers, 2, len(first), heads, int(lengths.max()), width)
+    prefix = torch.zeros(shape, dtype=whole[0].dtype, device=device)
+    for number, (row, length) in enumerate(zip(first, lengths, strict=True)):
+        prefix[:, :, number, :, :length] = whole[row][..., :length, :].permute(1, 2, 0, 3, 4)
+    own = torch.empty((layers, 2, len(whole), heads, after, width), dtype=prefix.dtype, device=device)
+    for row, cache in enumerate(whole):
+        own[:, :, row] = cache[..., cache.shape[3] - after :, :].permute(1, 2, 0, 3, 4)
+    return prefix, lengths, own
+
+
 class Cache:
-    """`lanes` is the width of the fold: no prompt may have more rows."""
+    """`lanes` is the width of the fold: no prompt may have more rows. `own` [layers, 2, rows, kv heads, C, D]: keys and
+    values of tokens that the rows have already."""
 
     def __init__(
-        self, prefix: Tensor, lengths: npt.NDArray[np.int64], group: npt.NDArray[np.int64], lanes: int
+        self,
+        prefix: Tensor,
+        lengths: npt.NDArray[np.int64],
+        group: npt.NDArray[np.int64],
+        lanes: int,
+        own: Tensor | None = None,
     ) -> None:
-        self.length = 0
+        self.length = 0 if own is None else own.shape[4]
         self._prefix = prefix
         self._lengths = torch.from_numpy(lengths).to(prefix.device)
         self._least, self._most = int(lengths.min()), int(lengths.max())
@@ -56,8 +83,10 @@ class Cache:
         self._seats = seat
         self._place()
         layers, _, _, heads, _, width = prefix.shape
-        shape = (layers, 2, self._rows, heads, capacity(1), width)
+        shape = (layers, 2, self._rows, heads, capacity(max(1, self.length)), width)
         self._suffix = torch.zeros(shape, dtype=prefix.dtype, device=prefix.device)
+        if own is not None:
+            self._suffix[:, :, :, :, : self.length] = own
 
     def grow(self) -> None:
         """Makes room for one more token of every row."""
@@ -79,6 +108,17 @@ class Cache:
         self._rows = len(stay)
         self._seats = self._seats[stay]
         self._place()
+
+    def of(self, row: int) -> Tensor:
+        """A copy of all that a row sees: its prompt's, then its own. [kv heads, layers, 2, tokens, D]"""
+        prompt = int(self._seats[row]) // self._lanes
+        shared = self._prefix[:, :, prompt, :, : int(self._lengths[prompt])]
+        own = self._suffix[:, :, row, :, : self.length]
+        layers, _, heads, split, width = shared.shape
+        whole = shared.new_empty(heads, layers, 2, split + self.length, width)
+        whole[..., :split, :] = shared.permute(2, 0, 1, 3, 4)
+        whole[..., split:, :] = own.permute(2, 0, 1, 3, 4)
+        return whole
 
     def attend(self, layer: int, window: int | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Adds k, v [rows, kv heads, D] as token `length` of each row; attention of q [rows, heads, D], same shape.

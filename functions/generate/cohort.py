@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from functions.generate.cache import Cache
 from functions.generate.engine import Request, Sample
+from functions.generate.keys_values import KeysValues
 from functions.generate.sampling import stream_keys
 from functions.samples import Finish
 
@@ -26,14 +28,13 @@ def survivors(alive: npt.NDArray[np.bool_]) -> Ints:
 class Cohort:
     """`replayed`: earlier tokens of a request go through decoding again, in place of what would be sampled.
 
-    Otherwise they belong to the row's prefix, and decoding begins after them.
+    Otherwise decoding begins after them.
     """
 
     def __init__(
         self,
         requests: Sequence[Request],
         cache: Cache,
-        prefix_lengths: Ints,
         limits: Ints,
         seed: int,
         *,
@@ -41,7 +42,7 @@ class Cohort:
     ) -> None:
         """`limits`: most response tokens of each row; all [rows]."""
         self.cache = cache
-        self.requests = list(requests)
+        self.requests = [replace(request, cache=None) for request in requests]  # what came with them is in `cache`
         given = np.array([len(r.response) for r in requests])
         self._limit = limits
         self._tokens = np.zeros((len(requests), int(limits.max())), np.int32)
@@ -51,7 +52,7 @@ class Cohort:
             self._logprobs[row, : given[row]] = request.logprobs
         self._given = given
         self._length = np.zeros_like(given) if replayed else given.copy()
-        self._prefix = prefix_lengths - self._length
+        self._prompt = np.array([len(r.prompt) for r in requests])
         group, index = np.array([(r.group, r.index) for r in requests], np.int64).T
         self._keys = stream_keys(seed, group, index)
         self._finish = np.zeros(len(requests), np.int32)
@@ -77,7 +78,7 @@ class Cohort:
     @property
     def positions(self) -> Ints:
         """...where it stands: prompt and response counted together, from 0."""
-        positions: Ints = self._prefix + self._length - 1
+        positions: Ints = self._prompt + self._length - 1
         return positions
 
     @property
@@ -102,13 +103,16 @@ class Cohort:
         stay = survivors(alive)
         self.cache.keep(stay)
         self.requests = [self.requests[i] for i in stay]
-        for name in ("_tokens", "_logprobs", "_limit", "_given", "_length", "_prefix", "_keys", "_finish"):
+        for name in ("_tokens", "_logprobs", "_limit", "_given", "_length", "_prompt", "_keys", "_finish"):
             setattr(self, name, getattr(self, name)[stay])
         return done
 
-    def rest(self, version: int) -> list[Sample]:
-        """All rows, as far as they have come."""
-        return [self._sample(row, version) for row in range(len(self))]
+    def rest(self, version: int) -> Iterator[Sample]:
+        """All rows, as far as they have come; those in mid-replay without keys and values, which lack some."""
+        for row in range(len(self)):
+            sample = self._sample(row, version)
+            replaying = self._length[row] < self._given[row]
+            yield sample if replaying else replace(sample, cache=KeysValues(self.cache.of(row), "scaled pairs"))
 
     def _sample(self, row: int, version: int) -> Sample:
         # A replay that is cut keeps the tokens that it was given.

@@ -6,12 +6,12 @@
 
 Continuous batching: a row whose sample is done leaves at once (the last rows move into the gaps), and when a quarter
 of the slots is free the next prompts are admitted as a new cohort. An earlier, partial response is prefilled with its
-prompt.
+prompt, unless its keys and values came with it: then nothing of it is computed, and its next token is a step like any.
 
 Deterministic mode: the tokens and log-probabilities of a sample are the same bits whatever else is generated with it.
 Each prompt is prefilled alone; cohorts hold rows of one prompt, at most `_LANES`; projections always run over exactly
-`slots` rows; and a partial response is replayed through decoding, token by token, so that its keys are those that
-the first attempt had. Every kernel then sees shapes that depend on the sample and on `slots` alone, and one thread.
+`slots` rows; and a partial response goes on with the keys that the first attempt had: they came with it, or it is
+replayed through decoding, token by token. Every kernel then sees shapes that depend on the sample and on `slots` alone, and one thread.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from functions.generate.cache import Cache
+from functions.generate.cache import Cache, placed
 from functions.generate.cohort import Cohort, Ints
 from functions.generate.engine import EngineStats, Request, Sample, Sampling
+from functions.generate.keys_values import Layout
 from functions.generate.llama import Llama, load
 from functions.generate.prefill import common_head, prefill
 from functions.generate.requests import check_requests, eos_ids, unchanged
@@ -77,6 +78,11 @@ class TorchEngine:
         return np.full(len(requests), sampling.max_response_length)
 
     @property
+    def cache_layout(self) -> Layout | str:
+        model = self._held()
+        return Layout(model.kv_heads, len(model.layers), model.head_dim, model.dtype, "scaled pairs")
+
+    @property
     def stats(self) -> EngineStats:
         return self._stats
 
@@ -93,10 +99,12 @@ class TorchEngine:
         full = [r for r in requests if len(r.response) >= sampling.max_response_length]
         yield from (unchanged(r, Finish.LENGTH, number) for r in full)
         queue = deque(self._shares(r for r in requests if len(r.response) < sampling.max_response_length))
+        del requests, full  # the memory of keys and values that came with them is free when they are in their places
         if not queue:
             return
         self._rotate(max(len(share[0].prompt) for share in queue) + sampling.max_response_length)
-        self._head = None if self._deterministic else self._share([self._prefix(share[0]) for share in queue])
+        computed = [self._prefix(share[0]) for share in queue if share[0].cache is None]
+        self._head = None if self._deterministic or not computed else self._share(computed)
         cohorts: list[Cohort] = []
         while (queue or cohorts) and not stop():
             free = self._slots - sum(map(len, cohorts))
@@ -114,10 +122,13 @@ class TorchEngine:
             yield from (unchanged(r, Finish.UNFINISHED, number) for r in share)
 
     def _shares(self, requests: Iterator[Request]) -> list[list[Request]]:
-        """Requests that share a prefix and fit into one cohort, in the order of their first."""
-        shares: dict[tuple[int, bytes], list[Request]] = {}
-        for request in requests:
-            shares.setdefault((request.group, self._prefix(request).tobytes()), []).append(request)
+        """Requests that share a prefix and fit into one cohort, in the order of their first. In deterministic mode
+        those that come with keys and values share their prompt's, if they have equally many of their own."""
+        shares: dict[tuple[int, bytes, int], list[Request]] = {}
+        for number, request in enumerate(requests):
+            alone = len(request.response) if self._deterministic else -1 - number
+            key = (request.group, self._prefix(request).tobytes(), 0 if request.cache is None else alone)
+            shares.setdefault(key, []).append(request)
         width = min(_LANES, self._slots) if self._deterministic else self._slots
         return [share[i : i + width] for share in shares.values() for i in range(0, len(share), width)]
 
@@ -125,13 +136,20 @@ class TorchEngine:
         return request.prompt if self._deterministic else np.concatenate((request.prompt, request.response))
 
     def _admit(self, queue: deque[list[Request]], free: int, sampling: Sampling, eos: Ints) -> list[Cohort]:
-        """Prefills the next shares that fit into the free slots, and samples the first token of their requests."""
+        """Takes the next shares that fit into the free slots: prefills them and samples the first token of their
+        requests, or puts the keys and values that came with them into their place."""
         shares: list[list[Request]] = []
         while queue and len(queue[0]) <= free:
             shares.append(queue.popleft())
             free -= len(shares[-1])
-        together = [[share] for share in shares] if self._deterministic else [shares]
-        return [self._cohort(part, sampling, eos) for part in together if part]
+        moved = [share for share in shares if share[0].cache is not None]
+        computed = [share for share in shares if share[0].cache is None]
+        if self._deterministic:
+            moves, prefills = [[share] for share in moved], [[share] for share in computed]
+        else:
+            moves, prefills = [moved], [computed]
+        cohorts = [self._moved(part, sampling) for part in moves if part]
+        return cohorts + [self._cohort(part, sampling, eos) for part in prefills if part]
 
     @torch.inference_mode()
     def _share(self, prompts: Sequence[npt.NDArray[np.int32]]) -> Tensor | None:
@@ -154,7 +172,7 @@ class TorchEngine:
         requests = [request for share in shares for request in share]
         cache = Cache(prefix, lengths, group, lanes)
         limits = self.limits(requests, sampling)
-        cohort = Cohort(requests, cache, lengths[group], limits, sampling.seed, replayed=self._deterministic)
+        cohort = Cohort(requests, cache, limits, sampling.seed, replayed=self._deterministic)
         rows = torch.from_numpy(group).to(self._device)
         self._sample([cohort], logits[rows], sampling, eos)
         computed = int(lengths.sum()) - (0 if self._head is None else self._head.shape[3] * len(lengths))
@@ -163,6 +181,21 @@ class TorchEngine:
             shared_tokens=int(lengths[group].sum()) - computed,
             prefill_s=time.perf_counter() - begun,
         )
+        return cohort
+
+    @torch.inference_mode()
+    def _moved(self, shares: Sequence[list[Request]], sampling: Sampling) -> Cohort:
+        """A cohort of requests that bring their keys and values. In deterministic mode these lie where they lay when
+        they were computed, a response's as its row's own; else whole samples are prefixes, for their lengths differ."""
+        begun = time.perf_counter()
+        requests = [request for share in shares for request in share]
+        caches = [request.cache.tensor for request in requests if request.cache is not None]
+        group = np.repeat(np.arange(len(shares)), [len(share) for share in shares])
+        after = len(requests[0].response) - 1 if self._deterministic else 0
+        prefix, lengths, own = placed(caches, group, after, self._device)
+        cache = Cache(prefix, lengths, group, _LANES if self._deterministic else 1, own)
+        cohort = Cohort(requests, cache, self.limits(requests, sampling), sampling.seed, replayed=False)
+        self._count(moved_tokens=sum(c.shape[3] for c in caches), moved_s=time.perf_counter() - begun)
         return cohort
 
     @torch.inference_mode()

@@ -2,9 +2,11 @@
 
 `generate` runs greedily over logits in which our logits processor has left one token, the one that it drew: so tokens
 and log-probabilities are those of sampling.py, whatever the model. Requests go in batches of `slots`, padded on the
-left; a batch lasts as long as its longest response. An earlier, partial response is part of the input.
+left; a batch lasts as long as its longest response. An earlier, partial response is part of the input; where its keys
+and values came with it, all but its last token is passed over.
 
-Deterministic mode: batches of one, and a partial response is generated again from its prompt, which gives the same.
+Deterministic mode: batches of one, and a partial response goes on with the keys and values that came with it, or is
+generated again from its prompt, which gives the same.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, StoppingCriteria
 
+from functions.generate.dynamic_cache import filled, layout_of, taken
 from functions.generate.engine import EngineStats, Request, Sample, Sampling
+from functions.generate.keys_values import Layout
 from functions.generate.requests import check_requests, eos_ids, unchanged
 from functions.generate.sampling import draw, stream_keys, uniforms
 from functions.models import load_causal_lm
@@ -35,17 +39,23 @@ class TransformersEngine:
         self._batch = 1 if deterministic else slots
         self._version: Version | None = None
         self._model: Any = None
+        self._layout: Layout | str | None = None
         self._eos = np.zeros(0, np.int64)
         self._stats = EngineStats(0, 0, 0, 0, 0.0, 0.0)
 
     def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> None:
         if version == self._version:
             return
-        self._version, self._model = None, None
+        self._version, self._model, self._layout = None, None, None
         self._model = load_causal_lm(model_dir, dtype=self._dtype, device=str(self._device))
         self._model.generation_config = GenerationConfig()
         self._eos = eos_ids(model_dir)
         self._version = version
+
+    @property
+    def cache_layout(self) -> Layout | str:
+        self._layout = layout_of(self._model, self._device) if self._layout is None else self._layout
+        return self._layout
 
     @property
     def stats(self) -> EngineStats:
@@ -67,16 +77,20 @@ class TransformersEngine:
                 yield unchanged(request, Finish.LENGTH, number)
             else:
                 left.append(request)
-        left.sort(key=lambda r: len(r.prompt) + len(r.response))
-        for start in range(0, len(left), self._batch):
-            batch = left[start : start + self._batch]
+        left.sort(key=lambda r: (r.cache is None, len(r.prompt) + len(r.response)))
+        moved = sum(r.cache is not None for r in left)
+        del requests
+        for batch in [*self._batches(left[:moved]), *self._batches(left[moved:])]:
             if stop():
                 yield from (unchanged(r, Finish.UNFINISHED, number) for r in batch)
             else:
                 yield from self._generate(batch, sampling, stop, number)
 
+    def _batches(self, requests: Sequence[Request]) -> list[Sequence[Request]]:
+        return [requests[start : start + self._batch] for start in range(0, len(requests), self._batch)]
+
     @torch.inference_mode()
-    def _run(self, draws: _Draws, batch: Sequence[Request], sampling: Sampling) -> None:
+    def _run(self, draws: _Draws, batch: Sequence[Request], sampling: Sampling, cache: DynamicCache | None) -> None:
         inputs = [np.concatenate((r.prompt, draws.given(r)[0])) for r in batch]
         longest = max(map(len, inputs))
         tokens, mask = np.zeros((len(batch), longest), np.int64), np.zeros((len(batch), longest), np.int64)
@@ -89,28 +103,45 @@ class TransformersEngine:
             torch.from_numpy(tokens).to(self._device),
             attention_mask=torch.from_numpy(mask).to(self._device),
             generation_config=config,
+            past_key_values=cache,
             logits_processor=[draws],
             stopping_criteria=[_Done(draws)],
         )
 
     def _generate(
         self, batch: Sequence[Request], sampling: Sampling, stop: Callable[[], bool], version: int
-    ) -> list[Sample]:
+    ) -> Iterator[Sample]:
         begun = time.perf_counter()
+        came = [r.cache for r in batch if r.cache is not None]
+        cache = None
+        if not isinstance(self.cache_layout, str):  # else generate makes one of the model's own kind
+            cache = filled(came, self._device) if came else DynamicCache()
+        placed = time.perf_counter()
         eos = np.zeros(0, np.int64) if sampling.ignore_eos else self._eos
-        draws = _Draws(batch, sampling, eos, stop, again=self._deterministic)
-        self._run(draws, batch, sampling)
+        draws = _Draws(batch, sampling, eos, stop, again=self._deterministic and not came)
+        self._run(draws, batch, sampling, cache)
         ended = time.perf_counter()
         old = self._stats
+        if came:
+            self._stats = replace(
+                old,
+                decode_tokens=old.decode_tokens + draws.drawn,
+                decode_steps=old.decode_steps + draws.steps,
+                decode_s=old.decode_s + ended - placed,
+                moved_tokens=old.moved_tokens + sum(c.tokens for c in came),
+                moved_s=old.moved_s + placed - begun,
+            )
+            yield from draws.samples(version, cache)
+            return
         self._stats = replace(
             old,
             prefill_tokens=old.prefill_tokens + sum(len(r.prompt) + len(draws.given(r)[0]) for r in batch),
-            decode_tokens=old.decode_tokens + draws.decoded,
+            decode_tokens=old.decode_tokens + draws.drawn - draws.first,
             decode_steps=old.decode_steps + max(0, draws.steps - 1),
             prefill_s=old.prefill_s + draws.first_s - begun,
             decode_s=old.decode_s + ended - draws.first_s,
         )
-        return draws.samples(version)
+        yield from draws.samples(version, cache)
 
 
 class _Draws(LogitsProcessor):
@@ -131,7 +162,7 @@ class _Draws(LogitsProcessor):
         self._tokens = [list(self.given(r)[0]) for r in batch]
         self._logprobs = [list(self.given(r)[1]) for r in batch]
         self.finish = np.zeros(len(batch), np.int32)
-        self.steps = self.decoded = 0
+        self.steps = self.drawn = self.first = 0
         self.first_s = 0.0
 
     def given(self, request: Request) -> tuple[Any, Any]:
@@ -147,27 +178,29 @@ class _Draws(LogitsProcessor):
                 continue
             self._tokens[row].append(t)
             self._logprobs[row].append(p)
-            self.decoded += self.steps > 0
+            self.drawn += 1
             if t in self._eos:
                 self.finish[row] = Finish.STOP
             elif len(self._tokens[row]) >= self._sampling.max_response_length:
                 self.finish[row] = Finish.LENGTH
         self.steps += 1
         if self.steps == 1:
-            self.first_s = time.perf_counter()
+            self.first, self.first_s = self.drawn, time.perf_counter()
         return torch.full_like(scores, -torch.inf).scatter(-1, token[:, None], 0.0)
 
     def done(self) -> bool:
         return bool((self.finish != Finish.UNFINISHED).all()) or self._stop()
 
-    def samples(self, version: int) -> list[Sample]:
-        found = []
+    def samples(self, version: int, cache: DynamicCache | None) -> Iterator[Sample]:
+        """`cache`: the batch's keys and values, for those that are not done."""
         for row, request in enumerate(self._batch):
             tokens, logprobs = np.array(self._tokens[row], np.int32), np.array(self._logprobs[row], np.float32)
+            finish, own = Finish(int(self.finish[row])), None
             if len(tokens) < len(request.response):  # cut while it was drawn again
                 tokens, logprobs = request.response, request.logprobs
-            found.append(Sample(request.number, tokens, logprobs, Finish(int(self.finish[row])), version))
-        return found
+            elif finish == Finish.UNFINISHED and cache is not None:
+                own = taken(cache, row, len(request.prompt) + len(tokens) - 1)
+            yield Sample(request.number, tokens, logprobs, finish, version, own)
 
 
 class _Done(StoppingCriteria):

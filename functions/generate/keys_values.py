@@ -105,7 +105,7 @@ def encode(cache: KeysValues, *, version: int, group: int, index: int) -> Iterat
         header[_TENSOR] = {"dtype": _NAMES[part.dtype], "shape": list(part.shape), "data_offsets": [0, part.nbytes]}
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
-        yield [len(text).to_bytes(8, "little") + text, memoryview(part.reshape(-1).view(torch.uint8).numpy())]
+        yield [len(text).to_bytes(8, "little") + text, part.reshape(-1).view(torch.uint8).numpy().data]
 
 
 def decode(data: bytes) -> Part:
