@@ -9,7 +9,8 @@ depends on (seed, group, index, position) alone, so that a sample does not depen
 goes on with the stream it had (vllm_worker.py on a CPU, vLLM's second model runner on a GPU; its first one on a GPU
 draws from a generator: there a cut sample goes on with a fresh stream).
 
-A sample's earlier response is part of the next prompt, prefilled with it. Requests are stepped from the caller's
+A sample's earlier response is part of the next prompt: prefilled with it, but for the blocks of keys and values that
+came along (vllm_cache.py). Requests are stepped from the caller's
 thread; nothing runs between two samples taken from `generate`.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +28,11 @@ import numpy as np
 
 from functions.function import ReplicaBroken
 from functions.generate.engine import EngineStats, Request, Sample, Sampling
-from functions.generate.requests import check_requests, eos_ids, unchanged
+from functions.generate.keys_values import Layout as CacheLayout
+from functions.generate.requests import check_caches, check_requests, eos_ids, unchanged
 from functions.generate.sampling import stream_keys
 from functions.generate.vllm_adapter import Adapter, Layout, read_adapter, read_layout
+from functions.generate.vllm_cache import BlockCache
 from functions.generate.vllm_start import VllmSettings, start
 from functions.samples import Finish
 from functions.weights.local_copy import Changes
@@ -47,6 +51,7 @@ class VllmEngine:
     def __init__(self, settings: VllmSettings) -> None:
         self._settings = settings
         self._engine: LLMEngine | None = None
+        self._blocks: BlockCache | None = None
         self._layout: Layout = {}
         self._config: dict[str, Any] = {}
         self._version: Version | None = None
@@ -80,6 +85,7 @@ class VllmEngine:
         if self._engine is None or self._settings.lora_rank or (layout, config) != (self._layout, self._config):
             self.close()
             self._engine = start(model_dir, self._settings)
+            self._blocks = BlockCache(self._engine)
             self._layout, self._config = layout, config
         else:
             try:
@@ -143,26 +149,34 @@ class VllmEngine:
         engine, number = self._held(), self._version.number
         model = engine.vllm_config.model_config
         check_requests(requests, sampling, model.max_model_len, model.get_vocab_size())
+        if any(request.cache is not None for request in requests):
+            check_caches(requests, self.cache_layout)
         self._stats = _NO_STATS
-        open_requests: dict[str, Request] = {}
+        queue = deque[tuple[Request, int]]()
         for request, key in zip(requests, _keys(requests, sampling), strict=True):
             if len(request.response) >= sampling.max_response_length:
                 yield unchanged(request, Finish.LENGTH, number)
-                continue
-            tokens = np.concatenate((request.prompt, request.response)).tolist()
-            params = self._params(sampling, key, len(request.response))
-            prompt = {"type": "token", "prompt_token_ids": tokens}
-            name = engine.add_request(str(request.number), prompt, params, lora_request=self._adapter)
-            open_requests[name] = request
+            else:
+                queue.append((request, key))
+        del requests  # the memory of keys and values that came with them is free when they are in their blocks
         states = engine.output_processor.request_states
-        named = {states[name].external_req_id: name for name in open_requests}
-        starting = [states[name] for name in open_requests]
+        open_requests: dict[str, Request] = {}
+        named: dict[str, str] = {}
+        starting: list[Any] = []
+        moved: dict[str, int] = {}
         try:
-            while open_requests and not stop():
+            while (queue or open_requests) and not stop():
+                for name, request in self._admit(queue, sampling, moved):
+                    open_requests[name] = request
+                    named[states[name].external_req_id] = name
+                    starting.append(states[name])
                 begun_s = time.perf_counter()
                 outputs = _step(engine)
                 waiting = [state for state in starting if state.is_prefilling]
-                self._count_step(starting, waiting, len(open_requests), time.perf_counter() - begun_s)
+                self._count_step(starting, waiting, len(open_requests), moved, time.perf_counter() - begun_s)
+                for state in starting:
+                    if not state.is_prefilling and state.request_id in moved:
+                        open_requests[state.request_id] = replace(open_requests[state.request_id], cache=None)
                 starting = waiting
                 for output in outputs:
                     request, completion = open_requests.pop(named[output.request_id]), output.outputs[0]
@@ -173,10 +187,41 @@ class VllmEngine:
             for name, request in open_requests.items():
                 state = states[name]
                 tokens, logprobs = state.detokenizer.output_token_ids, state.logprobs_processor.logprobs
-                yield _sample(request, tokens, logprobs, Finish.UNFINISHED, number)
+                sample = _sample(request, tokens, logprobs, Finish.UNFINISHED, number)
+                computed = len(request.prompt) + len(sample.response) - 1
+                yield replace(sample, cache=self._cache().take(name, computed) if tokens else request.cache)
+            for request, _ in queue:
+                yield unchanged(request, Finish.UNFINISHED, number)
         finally:
             if open_requests:
                 engine.abort_request(list(open_requests), internal=True)
+
+    def _admit(
+        self, queue: deque[tuple[Request, int]], sampling: Sampling, moved: dict[str, int]
+    ) -> Iterator[tuple[str, Request]]:
+        """Gives vLLM what is next in the queue, with its name there: all of it, but one whose keys and values come
+        along when it can start at once. Until then its blocks would be in the way, or be lost to others."""
+        if not queue:
+            return
+        engine, cache = self._held(), self._cache()
+        running, waiting = cache.counts()
+        room = cache.room
+        while queue and not waiting:
+            request, key = queue[0]
+            needed = cache.needed(len(request.prompt) + len(request.response))
+            if request.cache is not None and running and (running >= self._settings.slots or needed > room):
+                return
+            queue.popleft()
+            running, room = running + 1, room - needed
+            tokens = np.concatenate((request.prompt, request.response)).tolist()
+            params = self._params(sampling, key, len(request.response))
+            prompt = {"type": "token", "prompt_token_ids": tokens}
+            name = engine.add_request(str(request.number), prompt, params, lora_request=self._adapter)
+            yield name, request
+            if request.cache is not None:
+                begun_s = time.perf_counter()
+                moved[name] = cache.give(name, request.cache)
+                self._add(moved_s=time.perf_counter() - begun_s)
 
     def _params(self, sampling: Sampling, key: int, given: int) -> Any:
         """`given` response tokens are in the prompt already."""
@@ -204,19 +249,24 @@ class VllmEngine:
             **stream,
         )
 
-    def _count_step(self, starting: list[Any], waiting: list[Any], running: int, seconds: float) -> None:
+    def _count_step(
+        self, starting: list[Any], waiting: list[Any], running: int, moved: dict[str, int], seconds: float
+    ) -> None:
         """A step that ends a prompt's prefill counts as prefill, its decoding included; any other as decoding.
 
-        `running` samples were open before the step, of which `starting` had no token; `waiting` still have none."""
+        `running` samples were open before the step, of which `starting` had no token; `waiting` still have none. vLLM
+        counts the tokens that were `moved` as found in its cache."""
         begun = len(starting) - len(waiting)
         if begun == 0:
             self._add(decode_tokens=running - len(waiting), decode_steps=1, decode_s=seconds)
             return
         ready = [state for state in starting if not state.is_prefilling]
-        shared = sum(state.num_cached_tokens for state in ready)
+        found = sum(state.num_cached_tokens for state in ready)
+        came = sum(min(moved.get(state.request_id, 0), state.num_cached_tokens) for state in ready)
         self._add(
-            prefill_tokens=sum(state.prompt_len for state in ready) - shared,
-            shared_tokens=shared,
+            prefill_tokens=sum(state.prompt_len for state in ready) - found,
+            shared_tokens=found - came,
+            moved_tokens=came,
             decode_tokens=running - len(starting),
             prefill_s=seconds,
         )
@@ -225,17 +275,25 @@ class VllmEngine:
         self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in more.items()})
 
     @property
+    def cache_layout(self) -> CacheLayout | str:
+        return "the engine holds no policy" if self._blocks is None else self._blocks.layout
+
+    @property
     def stats(self) -> EngineStats:
         return self._stats
 
     def close(self) -> None:
         if self._engine is not None:
             self._engine.engine_core.shutdown()
-        self._engine, self._version, self._adapter = None, None, None
+        self._engine, self._blocks, self._version, self._adapter = None, None, None, None
 
     def _held(self) -> LLMEngine:
         assert self._engine is not None
         return self._engine
+
+    def _cache(self) -> BlockCache:
+        assert self._blocks is not None
+        return self._blocks
 
 
 def _step(engine: LLMEngine) -> list[Any]:

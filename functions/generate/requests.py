@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from functions.generate.engine import Request, Sample, Sampling
+from functions.generate.keys_values import Layout
 from functions.samples import Finish
 
 
@@ -28,6 +29,24 @@ def check_requests(requests: Sequence[Request], sampling: Sampling, context: int
         for what, tokens in (("prompt", r.prompt), ("response", r.response)):
             for token in tokens[(tokens < 0) | (tokens >= vocabulary)][:1]:
                 raise ValueError(f"{who}: its {what} has token {token}, the model's vocabulary has {vocabulary}")
+
+
+def check_caches(requests: Sequence[Request], layout: Layout | str) -> None:
+    """Raises ValueError naming the first request whose keys and values are not what an engine of `layout` goes on
+    with: of another kind, or not of all of its tokens but the last."""
+    for r in requests:
+        if r.cache is None:
+            continue
+        who = f"sample (group {r.group}, index {r.index}): its keys and values are"
+        if r.cache.layout != layout:
+            wanted = f"this engine takes {layout}" if isinstance(layout, Layout) else f"this engine has none: {layout}"
+            raise ValueError(f"{who} {r.cache.layout}; {wanted}")
+        tokens = len(r.prompt) + len(r.response) - 1
+        if r.cache.tokens != tokens or len(r.response) == 0:
+            raise ValueError(
+                f"{who} of {r.cache.tokens} tokens; wants those of its {len(r.prompt)} prompt and {len(r.response)} "
+                "response tokens but the last"
+            )
 
 
 def eos_ids(model_dir: Path) -> npt.NDArray[np.int64]:

@@ -29,12 +29,13 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from functions.generate import vllm_patch
 from functions.generate.sampling import bits
+from functions.generate.vllm_blocks import CacheMethods
 
 STREAM = "rlhf_stream"
 """Key in a request's `extra_args`: [stream key (64 bits), response tokens that the prompt contains]."""
 
 
-class WorkerExtension:
+class WorkerExtension(CacheMethods):
     """Methods added to vLLM's worker. Names must not meet those of the worker: all begin with `rlhf_`."""
 
     model_runner: Any

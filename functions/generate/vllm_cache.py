@@ -1,0 +1,153 @@
+"""Keys and values of samples that move, on the scheduler's side of vLLM: which blocks hold them, and which will.
+
+    out   a sample's blocks --rlhf_read, every rank its heads--> anonymous shared memory = the KeysValues
+    in    KeysValues -> shared memory --rlhf_write--> free blocks, entered in vLLM's prefix cache under the hashes that
+          vLLM computed for the request: when it is scheduled, it finds them as it finds another sample's prompt
+
+What goes in are whole blocks: the tokens after the last one (fewer than 16 on a GPU, 128 on a CPU) are computed with
+the next. Nothing is configured in vLLM for this, so a rollout in which nothing moves is the same rollout. (A KV
+connector, vLLM's interface for such things, would also take the part of a block, and for that turn the hybrid cache
+manager off, hold the blocks of ended requests back under asynchronous scheduling, call into every layer of every
+forward pass without graphs, and refuse CUDA's expandable segments: for every rollout.)
+
+The shared memory has no name (memfd_create), so nothing is left behind however the process ends, and the size of a
+container's /dev/shm does not matter. Workers open it through /proc, as processes of one user may.
+
+Read against vLLM 0.32: v1/core/{block_pool,kv_cache_manager}.py, v1/core/sched/scheduler.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from functions.generate.keys_values import KeysValues, Layout
+from functions.generate.vllm_blocks import mapped
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+
+class BlockCache:
+    """The blocks of one engine, whose scheduler is in this process (vllm_start.environment)."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        core: Any = engine.engine_core
+        self._scheduler = core.engine_core.scheduler
+        self._manager = self._scheduler.kv_cache_manager
+        self._block_size: int = self._scheduler.block_size
+
+    @cached_property
+    def layout(self) -> Layout | str:
+        """Of the keys and values that go in and out; or why none can."""
+        model = self._engine.vllm_config.model_config
+        if len(self._groups) != 1:
+            return f"{len(self._groups)} kinds of layers, each with a cache of its own"
+        spec = self._groups[0].kv_cache_spec
+        reason = _another_attention(spec)
+        if reason is None and spec.dtype != model.dtype:
+            reason = f"its cache is in {spec.dtype}, the model in {model.dtype}"
+        if reason is not None:
+            return reason
+        from vllm.model_executor.models.utils import extract_layer_index
+
+        layers, heads = sorted(self._groups[0].layer_names, key=extract_layer_index), model.get_total_num_kv_heads()
+        for reason in self._engine.collective_rpc("rlhf_open", args=(heads, layers)):
+            if reason is not None:
+                return str(reason)
+        return Layout(heads, len(layers), spec.head_size, spec.dtype)
+
+    @property
+    def _groups(self) -> Sequence[Any]:
+        groups: Sequence[Any] = self._manager.kv_cache_config.kv_cache_groups
+        return groups
+
+    # --- out -------------------------------------------------------------------------------------------------------
+
+    def take(self, name: str, tokens: int) -> KeysValues | None:
+        """Of the request's first `tokens`, all of which steps that are over have computed. None where vLLM has not (or
+        no longer: it was preempted) all of them."""
+        request, layout = self._scheduler.requests.get(name), self.layout
+        if request is None or isinstance(layout, str):
+            return None
+        (blocks,) = self._manager.get_block_ids(name)
+        needed = -(-tokens // self._block_size)
+        if request.num_computed_tokens < tokens or len(blocks) < needed:
+            return None
+        with _shared_memory((layout.heads, layout.layers, 2, tokens, layout.width), layout.dtype) as (tensor, file):
+            self._call("rlhf_read", file, tensor, blocks[:needed])
+        return KeysValues(tensor)
+
+    # --- in --------------------------------------------------------------------------------------------------------
+
+    def give(self, name: str, cache: KeysValues) -> int:
+        """Puts the cache of a request that waits into blocks that it will find when it is scheduled, as far as it finds
+        none there already and blocks are free. How many tokens that were."""
+        request, pool, size = self._scheduler.requests[name], self._manager.block_pool, self._block_size
+        found, shared, _ = self._manager.get_computed_blocks(request)
+        (held,) = found.blocks
+        pool.touch(held)  # lest they be taken for what comes after them
+        fresh = pool.get_new_blocks(min(cache.tokens // size - len(held), pool.get_num_free_blocks()))
+        blocks, tokens = [*held, *fresh], len(fresh) * size
+        try:
+            if fresh:
+                part = cache.tensor[:, :, :, shared : shared + tokens]
+                with _shared_memory(part.shape, part.dtype) as (tensor, file):
+                    tensor.copy_(part)
+                    self._call("rlhf_write", file, tensor, [block.block_id for block in fresh])
+                pool.cache_full_blocks(request, blocks, len(held), len(blocks), size, 0)
+        finally:
+            pool.free_blocks(reversed(blocks))  # the last in the order of eviction, the end of the sample first
+        return tokens
+
+    def counts(self) -> tuple[int, int]:
+        """Requests that run, and that wait to."""
+        running, waiting = self._scheduler.get_request_counts()
+        return running, waiting
+
+    @property
+    def room(self) -> int:
+        """Blocks that are free (or hold what nobody uses)."""
+        return int(self._manager.block_pool.get_num_free_blocks())
+
+    def needed(self, tokens: int) -> int:
+        """Blocks of a request with so many tokens, and the next."""
+        return tokens // self._block_size + 1
+
+    def _call(self, method: str, file: str, tensor: Tensor, blocks: Sequence[int]) -> None:
+        args = file, tuple(tensor.shape), tensor.dtype, list(blocks), self._block_size
+        self._engine.collective_rpc(method, args=args)
+
+
+def _another_attention(spec: Any) -> str | None:
+    """Why a layer's cache is more or less than the keys and values of all tokens."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode
+
+    if type(spec) is not FullAttentionSpec:
+        return f"its cache is vLLM's {type(spec).__name__}, not that of attention to all tokens"
+    if spec.sliding_window is not None or spec.attention_chunk_size is not None:
+        return "it attends to a window, and vLLM forgets what is out of it"
+    if spec.head_size != spec.head_size_v:
+        return f"its keys have {spec.head_size} values and its values {spec.head_size_v}"
+    if spec.kv_quant_mode != KVQuantMode.NONE:
+        return "its cache is quantized"
+    return None
+
+
+@contextmanager
+def _shared_memory(shape: Sequence[int], dtype: torch.dtype) -> Iterator[tuple[Tensor, str]]:
+    """Zeros, and the name under which other processes find them until this ends; the tensor lives on."""
+    descriptor = os.memfd_create("keys and values")
+    try:
+        os.ftruncate(descriptor, torch.Size(shape).numel() * dtype.itemsize)
+        file = f"/proc/{os.getpid()}/fd/{descriptor}"
+        yield mapped(file, shape, dtype), file
+    finally:
+        os.close(descriptor)
