@@ -17,17 +17,20 @@ N = TypeVar("N", int, float)
 
 @dataclass(frozen=True)
 class Finished:
-    """A reference to finished samples, and the little that is decided on."""
+    """A reference to finished (after a cut, unfinished) samples, and the little that is decided on."""
 
     ref: Ref
     group: Sequence[int]
     index: Sequence[int]
     length: Sequence[int]
+    caches: Sequence[Ref] = ()
+    """Of samples that were cut: their keys and values, as far as they were handed over, in one folder of their own."""
 
     @classmethod
     def of(cls, event: Event) -> Finished:
         assert event.ref is not None, "samples and cut events carry a ref"
-        return cls(event.ref, event.data["group"], event.data["index"], event.data["length"])
+        caches = [Ref.from_json(ref) for sample in event.data.get("caches", ()) for ref in sample]
+        return cls(event.ref, event.data["group"], event.data["index"], event.data["length"], caches)
 
 
 def grouped(values: Iterable[tuple[int, int, N]]) -> dict[int, list[N]]:

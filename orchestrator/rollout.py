@@ -3,13 +3,14 @@
     replicas of generate   shard 0 ----------#         # cut: few samples are left
                            shard 1 ------------#
     replicas of the tail                         what was left of both -------------- done
-The tail's replicas are `migrate_to` of those that generate already, or of another function, with more GPUs each.
+The tail's replicas are `migrate_to` of those that generate already, or of another function, with more GPUs each. The
+keys and values of what is left go with it, through the exchange, and are deleted when the call that reads them is done.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from functions.wire import Call, Ref
@@ -19,11 +20,23 @@ from orchestrator.invoke import ask_cut
 from orchestrator.store import Store
 
 
+@dataclass(frozen=True)
+class Shard:
+    """What a call is to generate, or to go on with."""
+
+    samples: Sequence[Ref]
+    caches: Sequence[Ref] = ()
+
+    @property
+    def inputs(self) -> dict[str, Sequence[Ref]]:
+        return {"samples": self.samples} | ({"caches": self.caches} if self.caches else {})
+
+
 @dataclass
 class Rollout:
     """The calls of one generation, and when its tail is cut."""
 
-    call: Callable[[str, Sequence[Ref]], Call]
+    call: Callable[[str, Shard], Call]
     """Makes the call of a function for a shard."""
     store: Store
     unfinished: int
@@ -35,28 +48,39 @@ class Rollout:
     """Set when no more replicas will be asked for: of the tail's function, where it goes on elsewhere."""
     finished: list[Finished] = field(default_factory=list)
     _cut: bool = False
+    _caches: set[str] = field(default_factory=set)
+    """Folders of keys and values that are not deleted yet."""
     _open: list[Call] = field(default_factory=list)
 
     @property
     def response_tokens(self) -> int:
         return sum(sum(item.length) for item in self.finished)
 
-    async def run(self, stage: Stage, shards: Sequence[Sequence[Ref]], samples: Samples) -> list[Finished]:
+    async def run(self, stage: Stage, shards: Sequence[Shard], samples: Samples) -> list[Finished]:
         """One call a shard, side by side; returns what a cut left unfinished."""
         leftovers: list[Finished] = []
         stage.more, stage.replicas = True, min(stage.replicas, len(shards))
         stage.at_least = self.migrate_to if self.cut_below and not self._cut and not self.elsewhere else 0
         async with asyncio.TaskGroup() as calls:
-            for refs in shards:
-                calls.create_task(self._shard(stage, refs, samples, leftovers))
+            for shard in shards:
+                calls.create_task(self._shard(stage, shard, samples, leftovers))
             await asyncio.sleep(0)
             await stage.no_more()
             if not self.elsewhere or self._cut:
                 self.placed.set()
         return leftovers
 
-    async def _shard(self, stage: Stage, refs: Sequence[Ref], samples: Samples, leftovers: list[Finished]) -> None:
-        call = self.call(stage.function, refs)
+    async def aclose(self) -> None:
+        """Deletes the keys and values that no call has been done with: after a failure there are some."""
+        await self._delete(set(self._caches))
+
+    async def _delete(self, folders: Collection[str]) -> None:
+        for folder in folders:
+            await self.store.delete(folder)
+            self._caches.discard(folder)
+
+    async def _shard(self, stage: Stage, shard: Shard, samples: Samples, leftovers: list[Finished]) -> None:
+        call = self.call(stage.function, shard)
         self._open.append(call)
         try:
             async for event in stage.call(call):
@@ -68,8 +92,10 @@ class Rollout:
                     await self._cut_tail()
                 elif event.kind == "cut" and event.ref is not None:
                     leftovers.append(Finished.of(event))
+                    self._caches |= folders(leftovers[-1].caches)
         finally:
             self._open.remove(call)
+        await self._delete(folders(shard.caches))
 
     async def _cut_tail(self) -> None:
         """Asks all open calls for their unfinished samples, once, when few enough are left to go on elsewhere."""
@@ -85,12 +111,16 @@ def deal(prompts: int, n: int, replicas: int) -> list[list[int]]:
     return [[row * n + k for row in range(first, prompts, replicas) for k in range(n)] for first in range(replicas)]
 
 
-def regroup(leftovers: Sequence[Finished], calls: int) -> list[list[Ref]]:
+def folders(refs: Sequence[Ref]) -> set[str]:
+    return {ref.key.rpartition("/")[0] + "/" for ref in refs}
+
+
+def regroup(leftovers: Sequence[Finished], calls: int) -> list[Shard]:
     """What was cut to `calls` calls, the fullest part first to the emptiest call."""
-    shards: list[list[Ref]] = [[] for _ in range(min(calls, len(leftovers)))]
+    shards: list[list[Finished]] = [[] for _ in range(min(calls, len(leftovers)))]
     loads = [0] * len(shards)
     for item in sorted(leftovers, key=lambda item: (-len(item.group), item.ref.key)):
         lightest = loads.index(min(loads))
-        shards[lightest].append(item.ref)
+        shards[lightest].append(item)
         loads[lightest] += len(item.group)
-    return shards
+    return [Shard([item.ref for item in items], [ref for item in items for ref in item.caches]) for items in shards]

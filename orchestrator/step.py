@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,7 +42,7 @@ from orchestrator.fleet import Fleet, Stage
 from orchestrator.journal import canonical
 from orchestrator.moments import Moments
 from orchestrator.planner.base import StepPlan
-from orchestrator.rollout import Rollout, deal, regroup
+from orchestrator.rollout import Rollout, Shard, deal, regroup
 from orchestrator.store import Store
 from orchestrator.stream import Stream
 
@@ -216,7 +217,7 @@ class Step:
         refs = [await self._put(whole.select(shard).encode()) for shard in shards if len(shard)]
         weights = {"policy": self.versions["actor"]}
         rollout = Rollout(
-            call=lambda function, shard: self._call(function, "generate", {"samples": shard}, weights, sampling),
+            call=lambda function, shard: self._call(function, "generate", shard.inputs, weights, sampling),
             store=self.store,
             unfinished=len(whole),
             cut_below=self.plan.cut_below if planned else 0,
@@ -225,15 +226,18 @@ class Step:
             placed=self.placed if planned else asyncio.Event(),
         )
         kept = Samples() if self.deterministic else samples
-        async with self.fleet.stage("generate", replicas) as stage:
-            leftovers = await rollout.run(stage, [[ref] for ref in refs], kept)
-            if leftovers:
-                self.report.observed["rollout/migrated"] = float(sum(len(item.group) for item in leftovers))
-                if not rollout.elsewhere:
+        async with aclosing(rollout):
+            async with self.fleet.stage("generate", replicas) as stage:
+                leftovers = await rollout.run(stage, [Shard([ref]) for ref in refs], kept)
+                if leftovers and not rollout.elsewhere:
                     await rollout.run(stage, regroup(leftovers, self.plan.migrate_to), kept)
-            self._account(name, stage)
-        if rollout.elsewhere and planned:
-            await self._generate_tail(name, rollout, leftovers, kept)
+                self._account(name, stage)
+            if rollout.elsewhere and planned:
+                await self._generate_tail(name, rollout, leftovers, kept)
+        if leftovers:
+            moved = sum(call.stats.get("moved_tokens", 0.0) for call in self.report.calls)
+            migrated = float(sum(len(item.group) for item in leftovers))
+            self.report.observed |= {"rollout/migrated": migrated, "rollout/moved_tokens": moved}
         if rollout.unfinished:
             raise RunError(f"step {self.number}: {rollout.unfinished} samples never came back from generate")
         if self.deterministic:

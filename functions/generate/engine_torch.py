@@ -11,7 +11,8 @@ prompt, unless its keys and values came with it: then nothing of it is computed,
 Deterministic mode: the tokens and log-probabilities of a sample are the same bits whatever else is generated with it.
 Each prompt is prefilled alone; cohorts hold rows of one prompt, at most `_LANES`; projections always run over exactly
 `slots` rows; and a partial response goes on with the keys that the first attempt had: they came with it, or it is
-replayed through decoding, token by token. Every kernel then sees shapes that depend on the sample and on `slots` alone, and one thread.
+replayed through decoding, token by token. Every kernel then sees shapes that depend on the sample and on `slots` alone,
+and one thread.
 """
 
 from __future__ import annotations

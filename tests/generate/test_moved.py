@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,17 +137,17 @@ def test_a_sample_cut_after_its_first_token(
 
 def reference(directory: Path, request: Request, response: np.ndarray) -> torch.Tensor:
     """By a forward pass of transformers over the whole text: [kv heads, layers, 2, tokens, D]."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     tokens = torch.from_numpy(np.concatenate((request.prompt, response[:-1]))).long()[None]
     with torch.no_grad():
         cache = model(tokens, use_cache=True).past_key_values
-    whole: torch.Tensor = torch.stack([torch.stack((layer.keys[0], layer.values[0]), 1) for layer in cache.layers], 1)
-    return whole
+    pairs: list[torch.Tensor] = [torch.stack((layer.keys[0], layer.values[0]), 1) for layer in cache.layers]
+    return torch.stack(pairs, 1)
 
 
 def unpaired(keys: torch.Tensor, scale: float) -> torch.Tensor:
     """Keys in scaled pairs as transformers has them, written independently: [x0 y0 x1 y1 ..] to [x0 x1 .. y0 y1 ..]."""
-    return torch.cat((keys[..., 0::2], keys[..., 1::2]), -1) / scale**0.5
+    return torch.cat((keys[..., 0::2], keys[..., 1::2]), -1) / math.sqrt(scale)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,184 @@
+"""Keys and values of samples that are cut, through the exchange to the call that goes on with them.
+
+    source        engine --Sample.cache--> Outbox: THREADS puts side by side, while the engine makes the next
+                  calls/<id>/<attempt>/caches/0001/g7.i0.00      one folder for each part that a cut is handed back in
+    destination   inputs.caches --> read: THREADS gets side by side --> Request.cache --> engine
+
+They save time and nothing depends on them: what was lost, altered or made for another kind of engine is computed again
+from the sample's tokens, and it is said. A cache made by another version of the policy is no such thing: it is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+
+from functions.exchange.base import ExchangeError
+from functions.function import Context, FatalError
+from functions.generate.engine import Engine, Request, Sample
+from functions.generate.keys_values import KeysValues, Layout, Part, decode, encode, join
+from functions.wire import Call, Ref, WireError
+
+THREADS = 4
+"""Puts or gets at a time."""
+LIFETIME_S = 3600.0
+"""Whoever reads them deletes them long before (orchestrator/rollout.py); this is for when nobody does."""
+
+log = logging.getLogger(__name__)
+
+
+class Outbox:
+    """Writes the keys and values of samples as an engine hands them over, a few of them at a time."""
+
+    def __init__(self, call: Call, context: Context, names: Sequence[tuple[int, int]]) -> None:
+        """`names`: (group, index) of the sample of each number."""
+        self._call, self._context, self._names = call, context, names
+        self._version = call.weights["policy"].number
+        self._pool = ThreadPoolExecutor(THREADS, "caches")
+        self._puts: dict[int, Future[list[Ref]]] = {}
+        self._open: deque[Future[list[Ref]]] = deque()
+
+    def add(self, sample: Sample, part: int) -> Sample:
+        """The sample without its keys and values, which are on their way."""
+        if sample.cache is None:
+            return sample
+        while len(self._open) >= 2 * THREADS:  # an engine that makes them faster than they are written waits
+            wait([self._open.popleft()])
+            self._context.check()
+        put = self._pool.submit(self._put, sample.cache, part, *self._names[sample.number])
+        self._puts[sample.number] = put
+        self._open.append(put)
+        return replace(sample, cache=None)
+
+    def close(self) -> None:
+        """Waits until all are written; after a failure, until no more is being written."""
+        with self._context.phase("publish"):
+            self._pool.shutdown(cancel_futures=sys.exc_info()[0] is not None)
+
+    def refs(self, number: int) -> list[Ref]:
+        """Where a sample's lie; [] where there are none, or they could not be written."""
+        put = self._puts.get(number)
+        return [] if put is None or put.exception() is not None else put.result()
+
+    def missing(self, engine: Engine, cut: Sequence[Sample]) -> str | None:
+        """How many of the samples that were cut lack them, and why, in words. Raises errors of no exchange."""
+        begun = [sample for sample in cut if len(sample.response)]
+        lacking = [sample for sample in begun if not self.refs(sample.number)]
+        if not lacking:
+            return None
+        errors = [error for put in self._puts.values() for error in (put.exception(),) if error is not None]
+        for error in errors:
+            if not isinstance(error, ExchangeError):
+                raise error
+        layout = engine.cache_layout
+        why = layout if isinstance(layout, str) else str(errors[0]) if errors else "cut before they were whole"
+        text = f"{len(lacking)} of {len(begun)} samples that were cut: {why}"
+        log.warning("call %s: keys and values are missing for %s", self._call.id, text)
+        return text
+
+    def _put(self, cache: KeysValues, part: int, group: int, index: int) -> list[Ref]:
+        name = f"{self._call.prefix}caches/{part:04d}/g{group}.i{index}"
+        blobs = encode(cache, version=self._version, group=group, index=index)
+        put = self._context.exchange.put
+        return [put(f"{name}.{n:02d}", blob, lifetime_s=LIFETIME_S) for n, blob in enumerate(blobs)]
+
+
+@dataclass
+class Inbox:
+    """What `read` has found."""
+
+    requests: list[Request]
+    read_s: float = 0.0
+    begun: int = 0
+    """Requests that have a response, so that there is something to move,"""
+    without: int = 0
+    """and how many of them go without."""
+    why: list[str] = field(default_factory=list)
+
+    def hand_over(self) -> list[Request]:
+        """The requests with their keys and values, which this lets go of: they may fill much of the memory."""
+        requests, self.requests = self.requests, []
+        return requests
+
+    @property
+    def missing(self) -> str | None:
+        """In words, where any is."""
+        if not self.without:
+            return None
+        why = self.why[0] if self.why else "no keys and values came with them"
+        return f"{self.without} of {self.begun} samples that came: {why}"
+
+
+def read(call: Call, context: Context, engine: Engine, requests: Sequence[Request]) -> Inbox:
+    """The requests with the keys and values that are among the call's inputs, where these fit the engine.
+
+    Raises FatalError for those of another version of the policy."""
+    refs, begun_s = call.inputs.get("caches", ()), time.perf_counter()
+    inbox = Inbox(list(requests), begun=sum(len(r.response) > 0 for r in requests))
+    if not inbox.begun:
+        return inbox
+    layout = engine.cache_layout
+    if isinstance(layout, str):
+        inbox.why.append(layout)
+        refs = ()
+    parts: dict[tuple[int, int], list[Part]] = {}
+    for part in _parts(refs, context, inbox.why):
+        if part.version != call.weights["policy"].number:
+            raise FatalError(
+                f"call {call.id}: the keys and values of sample (group {part.group}, index {part.index}) were made by "
+                f"version {part.version}; the call's policy is {call.weights['policy'].number}"
+            )
+        parts.setdefault((part.group, part.index), []).append(part)
+    for row, request in enumerate(requests):
+        if len(request.response):
+            cache = _cache(parts.pop((request.group, request.index), []), request, layout, inbox.why)
+            inbox.requests[row] = replace(request, cache=cache)
+            inbox.without += cache is None
+    inbox.read_s = time.perf_counter() - begun_s if refs else 0.0
+    if inbox.missing is not None:
+        log.warning("call %s: keys and values are missing for %s", call.id, inbox.missing)
+    return inbox
+
+
+def _parts(refs: Sequence[Ref], context: Context, why: list[str]) -> list[Part]:
+    """What there is; `why` gets the reason for each that there is not."""
+    found: list[Part] = []
+
+    def get(ref: Ref) -> Part | str:
+        try:
+            context.check()
+            return decode(context.exchange.get(ref))
+        except (ExchangeError, WireError) as error:
+            return str(error)
+
+    with ThreadPoolExecutor(THREADS, "caches") as pool:
+        for part in pool.map(get, refs):
+            if isinstance(part, str):
+                why.append(part)
+            else:
+                found.append(part)
+    return found
+
+
+def _cache(parts: Sequence[Part], request: Request, layout: Layout | str, why: list[str]) -> KeysValues | None:
+    if not parts:
+        return None
+    try:
+        cache = join(parts)
+    except WireError as error:
+        why.append(str(error))
+        return None
+    tokens = len(request.prompt) + len(request.response) - 1
+    who = f"sample (group {request.group}, index {request.index})"
+    if cache.layout != layout:
+        why.append(f"{who} has those of {cache.layout}, the engine wants {layout}")
+        return None
+    if cache.tokens != tokens:
+        why.append(f"{who} has those of {cache.tokens} tokens, its text has {tokens}")
+        return None
+    return cache
