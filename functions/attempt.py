@@ -25,7 +25,7 @@ from typing import Any, Literal
 from functions import userfile
 from functions.exchange.base import Buffer, Exchange, NotFound, Unavailable
 from functions.function import Cancelled, Context, FatalError, Function, ReplicaBroken, RetryableError
-from functions.meter import Meter
+from functions.meter import LoadTime, Meter
 from functions.wire import Call, Event, Ref, WireError
 
 VALUES_LIFETIME_S = 2 * 86400.0
@@ -134,6 +134,7 @@ class Attempt:
     """Data for the next heartbeat."""
     made: list[Event] = field(default_factory=list)
     """The events that this attempt has added to the record."""
+    loading: LoadTime = field(default_factory=LoadTime)
     meter: Meter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -178,7 +179,9 @@ class Attempt:
                     prior.append(event)
                 folder = f"{self.call.prefix}{secrets.token_hex(4)}/"
                 own = OwnFolder(exchange, self.call.prefix, folder, self.meter)
-                context = Context(own, scratch, iter(prior), self.cut, self.cancelled, self.progress.update, self.meter)
+                context = Context(
+                    own, scratch, iter(prior), self.cut, self.cancelled, self.progress.update, self.meter, self.loading
+                )
                 try:
                     self._once(function(), record, context, prior)
                     return "done"

@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from functions.exchange.base import Exchange
-from functions.meter import Meter
-from functions.wire import Call, Event
+from functions.meter import LoadTime, Meter
+from functions.wire import Call, Event, Load
 
 
 class FatalError(Exception):
@@ -62,6 +62,7 @@ class Context:
     """Sets the data that the next heartbeats carry."""
     meter: Meter = field(default_factory=Meter)
     """What the call spends its time on; it carries the trace that the call is part of."""
+    loading: LoadTime = field(default_factory=LoadTime)
 
     def cut_requested(self) -> bool:
         return self.cut.is_set()
@@ -86,5 +87,17 @@ class Function(Protocol):
         retryable and reported with its type. Results are written to the exchange under `call.prefix` before the event
         that names them is yielded. A function that holds state between calls (weights, optimizer state) treats it
         as a cache: it checks version and hash, and loads what it lacks. The generator may be closed at any yield.
+        """
+        ...
+
+
+@runtime_checkable
+class LoadsAhead(Protocol):
+    """A function that can load before a call comes (functions/ahead.py)."""
+
+    def load_ahead(self, load: Load, context: Context) -> None:
+        """Makes ready what `load` names, so that a call which wants it has to load nothing. In the thread of the calls.
+
+        Raises as `call` does; a failure leaves the function as a failed call would.
         """
         ...

@@ -54,6 +54,8 @@ class Meter:
         self.spans = list(self._open)
         self._lock = threading.Lock()
         self.bytes_in = self.bytes_out = 0
+        self._carried: list[Span] = []
+        self._carried_in = 0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -75,6 +77,17 @@ class Meter:
             self.bytes_in += bytes_in
             self.bytes_out += bytes_out
 
+    def carry(self, before: Meter) -> None:
+        """Tells the caller also what was done for this call before it began: all the bytes that `before` has read, and
+        of its phases what lies within this call, which had to wait for them."""
+        shift_s = before._zero_s - self._zero_s
+        self._carried_in += before.bytes_in
+        for span in before.spans[1:]:
+            stop_s = shift_s + (before.now_s() if span.stop_s is None else span.stop_s)
+            if stop_s > 0:
+                parent = self.spans[0].id if span.parent == before.spans[0].id else span.parent
+                self._carried.append(Span(span.id, parent, span.name, max(0.0, shift_s + span.start_s), stop_s))
+
     def now_s(self) -> float:
         return time.monotonic() - self._zero_s
 
@@ -90,8 +103,29 @@ class Meter:
 
     def to_json(self) -> Json:
         now_s = self.now_s()
-        spans = [span.to_json(now_s) for span in self.spans]
-        return {"spans": spans, "bytes_in": self.bytes_in, "bytes_out": self.bytes_out}
+        spans = [span.to_json(now_s) for span in (*self.spans, *self._carried)]
+        return {"spans": spans, "bytes_in": self.bytes_in + self._carried_in, "bytes_out": self.bytes_out}
+
+
+class LoadTime:
+    """How long a call loads, or waits for its replica's loading ahead of it (functions/ahead.py)."""
+
+    def __init__(self, waited_s: float = 0.0, ahead_s: float | None = None) -> None:
+        """`ahead_s`: in a replica's first call, the seconds that it had loaded when the call came."""
+        self._seconds, self._ahead_s = waited_s, ahead_s
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        begun_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds += time.monotonic() - begun_s
+
+    def stats(self) -> dict[str, float]:
+        """For the data of `done`."""
+        ahead = {} if self._ahead_s is None else {"loaded_ahead_s": round(self._ahead_s, 6)}
+        return {"load_s": round(self._seconds, 6), **ahead}
 
 
 @dataclass(frozen=True)

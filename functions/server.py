@@ -17,6 +17,9 @@ GET  /metrics           Prometheus text
 A call whose deadline passes ends in a *retryable* error: a hung device is the likely cause, what was finished is
 recorded, and a repeated call takes up the rest. SIGTERM drains: no new calls; the open one finishes, or is cut when
 the grace is near its end; then the process exits with 0. So does a broken replica (ReplicaBroken).
+
+Before its first call comes, the main thread loads what that will probably want (ahead.py); the replica is ready and
+idle meanwhile, a call that comes waits for the thread as it does behind another, and SIGTERM ends the process at once.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from functions import kinds, userfile
+from functions.ahead import Ahead
 from functions.attempt import Attempt, Outcome
 from functions.exchange.base import Exchange, check_key
 from functions.exchange.open import open_exchange
@@ -104,14 +108,18 @@ def problem(status: int, title: str, detail: str) -> JSONResponse:
 
 
 class Server:
-    """The state of a replica as its HTTP thread sees it. `submit` hands an attempt to the main thread (None: leave)."""
+    """The state of a replica as its HTTP thread sees it. `submit` hands an attempt to the main thread (None: leave);
+    `leave` ends the process, whatever the main thread does."""
 
-    def __init__(self, settings: Settings, submit: Callable[[Open | None], None]) -> None:
+    def __init__(self, settings: Settings, submit: Callable[[Open | None], None], leave: Callable[[], None]) -> None:
         self.settings = settings
         self.submit = submit
+        self.leave = leave
         self.started_s = time.monotonic()
         self.open: Open | None = None
         self.draining = False
+        self.loading = False
+        """The main thread loads ahead, for nobody yet. It sets this before it looks at `draining`."""
         self.epoch = 0
         self.accepted = 0
         self.told = ReplicaMetrics(settings)
@@ -174,6 +182,7 @@ class Server:
         """The request is closed: whatever the attempt still does is for nobody."""
         opened.attempt.cancelled.set()
         opened.answered.set()
+        self._leave_loading()
         if opened.ended.is_set():
             self._over(opened)
         else:
@@ -209,11 +218,18 @@ class Server:
         if self.draining:
             return
         self.draining = True
+        self._leave_loading()
         if self.open is None:
             self.submit(None)
         else:
             grace_s = self.settings.grace_s
             asyncio.get_running_loop().call_later(grace_s - min(10.0, grace_s / 3), self._cut_open)
+
+    def _leave_loading(self) -> None:
+        """Ends the process where it is to go, and loads for nobody."""
+        if self.draining and self.loading and (self.open is None or self.open.answered.is_set()):
+            log.info("told to go while it loads: exit")
+            self.leave()
 
     def _cut_open(self) -> None:
         if self.open is not None:
@@ -268,7 +284,15 @@ def serve(settings: Settings, listener: socket.socket) -> None:
     log_lines(about)
     catch_printed()
     attempts: queue.SimpleQueue[Open | None] = queue.SimpleQueue()
-    server = Server(settings, attempts.put)
+    scratch = settings.scratch or tempfile.mkdtemp(prefix="rlhf-function-")
+
+    def leave() -> None:
+        finish_printed()
+        if not settings.scratch:
+            shutil.rmtree(scratch, ignore_errors=True)
+        os._exit(0)
+
+    server = Server(settings, attempts.put, leave)
     shell = server.shell()
     started: queue.SimpleQueue[asyncio.AbstractEventLoop] = queue.SimpleQueue()
     woken, wakeup = socket.socketpair()
@@ -292,7 +316,6 @@ def serve(settings: Settings, listener: socket.socket) -> None:
     thread = threading.Thread(target=asyncio.run, args=(main(),), name="http", daemon=True)
     thread.start()
     loop = started.get()
-    scratch = settings.scratch or tempfile.mkdtemp(prefix="rlhf-function-")
     try:
         _work(settings, scratch, attempts, server, about, loop)
     finally:
@@ -327,10 +350,21 @@ def _work(
         return opened["it"]
 
     userfile.carried_by(lambda key: exchange().durable.get(key))
+    ahead, first = Ahead(), True
     with contextlib.suppress(Exception):  # the calls say what is wrong; loading begins before the first of them comes
         function()
+        server.loading = True
+        if not server.draining and attempts.empty():
+            ahead.load(function(), exchange, about.process["function"], scratch, attempts.empty)
+    server.loading = False
+    if ahead.broken:
+        server.leave()
+    server.told.loaded(ahead)
     while (it := attempts.get()) is not None:
         call = it.attempt.call
+        if first:
+            ahead.tell(it.attempt, it.since_s)
+            first = False
         about.call = {"step": call.step, "call": call.id} | ({"trace": it.attempt.meter.trace_id} if call.trace else {})
         log.info("%s begins", call.operation)
         outcome = it.attempt.run(function, exchange, scratch)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 
+from functions.ahead import Ahead
 from functions.attempt import Attempt, Outcome
+from functions.meter import Meter
 from functions.prometheus import Metric, Values, text
 from functions.settings import Settings
 
@@ -18,6 +20,8 @@ IN_FLIGHT = Metric("rlhf_function_calls_in_flight", "gauge", "Calls that are ope
 STATE = Metric("rlhf_function_state", "gauge", "1 for the state that the replica is in.", ("state",))
 COLD_START = Metric("rlhf_function_cold_start_seconds", "gauge", "From the start of the process until its function "
                     "could take a call.")  # fmt: skip
+AHEAD = Metric("rlhf_function_loaded_ahead_seconds", "gauge", "Seconds that the replica has loaded before its first "
+               "call, by its function's hint.")  # fmt: skip
 PHASE = Metric("rlhf_function_phase_seconds_total", "counter", "Seconds of calls by phase; phases may lie within "
                "others.", ("phase",))  # fmt: skip
 BYTES = Metric("rlhf_function_exchange_bytes_total", "counter", "Bytes read from (in) and written to (out) the "
@@ -34,8 +38,8 @@ UP = Metric("rlhf_function_up_seconds", "gauge", "Seconds since the replica list
 MEMORY = Metric("process_resident_memory_bytes", "gauge", "Resident memory.")
 CPU = Metric("process_cpu_seconds_total", "counter", "User and system time.")
 
-METRICS = (CALLS, DURATION, IN_FLIGHT, STATE, COLD_START, PHASE, BYTES, SAMPLES, TOKENS, FAILURES, MISMATCH, BOUND, UP,
-           MEMORY, CPU)  # fmt: skip
+METRICS = (CALLS, DURATION, IN_FLIGHT, STATE, COLD_START, AHEAD, PHASE, BYTES, SAMPLES, TOKENS, FAILURES, MISMATCH,
+           BOUND, UP, MEMORY, CPU)  # fmt: skip
 
 
 class ReplicaMetrics:
@@ -50,15 +54,16 @@ class ReplicaMetrics:
         """The function is there: the cold start is over."""
         self._values.set(COLD_START, process_age_s())
 
+    def loaded(self, ahead: Ahead) -> None:
+        """Loading ahead is over, or there was nothing to load."""
+        self._values.set(AHEAD, ahead.seconds)
+        self._add_phases(ahead.meter)
+
     def ended(self, attempt: Attempt, outcome: Outcome | str, seconds: float) -> None:
         values, told = self._values, attempt.meter
         values.add(CALLS, 1, outcome)
         values.observe(DURATION, seconds, attempt.call.operation)
-        now_s = told.now_s()
-        for span in told.spans[1:]:
-            values.add(PHASE, (now_s if span.stop_s is None else span.stop_s) - span.start_s, span.name)
-        values.add(BYTES, told.bytes_in, "in")
-        values.add(BYTES, told.bytes_out, "out")
+        self._add_phases(told)
         for event in attempt.made:
             data = {**event.data, **event.data.get("stats", {})}
             if "length" in data:
@@ -75,6 +80,14 @@ class ReplicaMetrics:
         bound = attempt.call.params.get("max_rollout_logprob_diff")
         if bound is not None:
             values.set(BOUND, bound)
+
+    def _add_phases(self, told: Meter) -> None:
+        """And its bytes."""
+        now_s = told.now_s()
+        for span in told.spans[1:]:
+            self._values.add(PHASE, (now_s if span.stop_s is None else span.stop_s) - span.start_s, span.name)
+        self._values.add(BYTES, told.bytes_in, "in")
+        self._values.add(BYTES, told.bytes_out, "out")
 
     def text(self, state: str) -> str:
         values = self._values

@@ -29,7 +29,7 @@ def warm_server() -> None:
             opened.attempt.send(Event("done").to_line())
             asyncio.get_running_loop().call_soon(server.ended, opened, "done")
 
-    server = Server(Settings("warm", "", "warm", "warm"), answer)
+    server = Server(Settings("warm", "", "warm", "warm"), answer, lambda: None)
     shell = server.shell()
 
     async def both(path: Path) -> None:

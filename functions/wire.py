@@ -136,6 +136,54 @@ class Call:
         return f"{self.prefix}cut"
 
 
+LEASES = "lease/"
+"""Of the keys that name the epochs taken so far, one each: `lease/000003` (orchestrator/lease.py)."""
+
+
+def hint_key(function: str) -> str:
+    """Where a function's Hint lies in the job's exchange."""
+    return f"hints/{function}"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What calls of `operation` want loaded: versions by role, as Call.weights names them."""
+
+    operation: str
+    weights: Mapping[str, Version]
+
+    def to_json(self) -> Json:
+        weights = {role: version.to_json() for role, version in self.weights.items()}
+        return {"operation": self.operation, "weights": weights}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Load:
+        try:
+            return cls(str(value["operation"]), {str(k): Version.from_json(v) for k, v in value["weights"].items()})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise WireError(f"not a Load: {value!r} (wants operation, weights)") from error
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What the next calls of a function will probably want: its replicas load it as they start (functions/ahead.py)."""
+
+    epoch: int
+    """Of the orchestrator's lease: what one before it has written is not to be followed."""
+    loads: Sequence[Load]
+
+    def to_json(self) -> Json:
+        return {"epoch": self.epoch, "loads": [load.to_json() for load in self.loads]}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Hint:
+        try:
+            return cls(int(value["epoch"]), [Load.from_json(load) for load in value["loads"]])
+        except (KeyError, TypeError, ValueError) as error:
+            reason = error if isinstance(error, WireError) else f"{value!r} (wants epoch, loads)"
+            raise WireError(f"not a Hint: {reason}") from error
+
+
 @dataclass(frozen=True)
 class FeedPart:
     """A part of what a `train` call is fed while generation goes on (functions/train/feed.py)."""

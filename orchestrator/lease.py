@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from functions.wire import LEASES
 from orchestrator.errors import Fenced
 from orchestrator.store import Store
-
-PREFIX = "lease/"
 
 
 async def take_lease(store: Store, holder: str) -> int:
     """The next epoch, taken with a conditional put. Raises Fenced when another orchestrator takes it first."""
-    taken = await store.list(PREFIX)
-    epoch = 1 + max((int(key.removeprefix(PREFIX)) for key in taken), default=0)
-    if await store.put_if_absent(f"{PREFIX}{epoch:06d}", holder.encode()) is None:
+    taken = await store.list(LEASES)
+    epoch = 1 + max((int(key.removeprefix(LEASES)) for key in taken), default=0)
+    if await store.put_if_absent(f"{LEASES}{epoch:06d}", holder.encode()) is None:
         raise Fenced(f"another orchestrator has just taken this run over (epoch {epoch})")
     return epoch

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from functions.wire import Version
@@ -28,6 +28,7 @@ from orchestrator.data import Cursor
 from orchestrator.dataflow import PromptSet, Report, Span
 from orchestrator.errors import RunError
 from orchestrator.fleet import Fleet
+from orchestrator.hints import Hints
 from orchestrator.journal import Journal, Record
 from orchestrator.ledger import Cost
 from orchestrator.moments import Moments
@@ -72,6 +73,10 @@ class Loop:
     on_report: Callable[[int, Report], Awaitable[None]]
     """Before a step's commit: what is to be kept of its results, whose calls are deleted after the commit."""
     on_commit: Callable[[StepResult], None]
+    hints: Hints = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hints = Hints(self.store, self.limits, self.settings, self.epoch)
 
     async def run(self) -> None:
         """Steps until the job's last. Raises the first failure, with nothing of the failed step committed."""
@@ -99,6 +104,7 @@ class Loop:
         clock = asyncio.get_running_loop().time
         start_s, before = clock(), self.cost()
         versions = await model_versions.import_models(self.store, self.job, job_models(self.recipe, self.settings))
+        await self.hints.tell(versions)
         plan = self._plan(PromptSet([], []), 0)
         report = Report()
         if self.job.validation.every and self.job.validation.at_start:
@@ -110,6 +116,7 @@ class Loop:
     async def _step(self, number: int) -> None:
         clock = asyncio.get_running_loop().time
         start_s, before = clock(), self.cost()
+        await self.hints.tell(self.last.versions)
         draw = Draw(self.prompts, Cursor.from_json(self.last.history["cursor"]), self.job.data.prompts_per_step)
         prompts = draw.next()
         plan = self._plan(prompts, number)
@@ -127,6 +134,7 @@ class Loop:
             for start in starts:
                 start.cancel()
         versions = versions | step.trained
+        await self.hints.tell(versions)
         lengths = {prompts.rows[g]["prompt_id"]: n for g, n in report.lengths.items() if g < len(prompts.rows)}
         step_cost_usd = self.cost().usd - before.usd
         report.observed |= self.planner.observe(

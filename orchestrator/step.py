@@ -39,6 +39,7 @@ from orchestrator.dataflow import (
 from orchestrator.errors import RunError
 from orchestrator.feed import Feeder
 from orchestrator.fleet import Fleet, Stage
+from orchestrator.hints import penalty_models
 from orchestrator.journal import canonical
 from orchestrator.moments import Moments
 from orchestrator.planner.base import StepPlan
@@ -105,17 +106,10 @@ class Step:
         )  # fmt: skip
 
     def reference(self, samples: Samples) -> list[Scores]:
-        """What a KL penalty needs, where the job has one: the reference's log-probabilities of the sampled tokens.
-
-        A penalty in the reward of a recipe with a critic needs the actor's own too: the critic cannot compute them.
-        """
-        kl = self.settings.get("kl")
-        if kl is None:
-            return []
-        columns = [self.logprobs(samples)]
-        if kl["where"] == "reward" and "critic" in self.versions:
-            columns.append(self.logprobs(samples, model="actor", column="old_logprobs", name="old_log_prob"))
-        return columns
+        """What a KL penalty wants, where the job has one: log-probabilities of the sampled tokens (penalty_models)."""
+        names = {"reference": ("ref_logprobs", "ref"), "actor": ("old_logprobs", "old_log_prob")}
+        models = penalty_models(self.settings, self.versions)
+        return [self.logprobs(samples, model=m, column=names[m][0], name=names[m][1]) for m in models]
 
     def logprobs(
         self, samples: Samples, *, model: str = "reference", column: str = "ref_logprobs", name: str = "ref"

@@ -1,4 +1,7 @@
-"""Operations `logprobs` and `values`: what a frozen model says about every response token of finished samples."""
+"""Operations `logprobs` and `values`: what a frozen model says about every response token of finished samples.
+
+As a replica starts, it loads the models that its function's hint names (functions/ahead.py).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from functions.packing import make_packs
 from functions.params import parse
 from functions.samples import Columns, SampleBatch
 from functions.weights.local_copy import LocalCopy
-from functions.wire import Call, Event, Version
+from functions.wire import Call, Event, Load, Version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,11 @@ class ReferenceFunction:
         self._critics: dict[str, LocalCopy] = {}
         """By model: critics are trained beside the policy, and their next versions may come as deltas."""
 
+    def load_ahead(self, load: Load, context: Context) -> None:
+        if load.operation not in ("logprobs", "values") or "model" not in load.weights:
+            raise FatalError("the reference function loads for operations logprobs and values, with weights.model")
+        self._model(load.operation, load.weights["model"], context)
+
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation == "logprobs":
             logprob_params = parse(LogprobParams, call.params, "params")
@@ -83,13 +91,14 @@ class ReferenceFunction:
             raise FatalError(f"call {call.id}: operation {call.operation!r} wants weights 'model'")
         with context.phase("read"):
             batch = read_samples(call, context.exchange)
-        held = self._model(call.operation, call.weights["model"], context)
+        with context.loading.timed():
+            held = self._model(call.operation, call.weights["model"], context)
         with context.phase("forward"):
             values, stats = self._compute(held, batch, budget, temperature, context)
         columns = Columns.of(batch, token={column: values.numpy()})
         with context.phase("publish"):
             ref = context.exchange.put(f"{call.prefix}{column}", columns.encode())
-        yield Event("done", ref, stats)
+        yield Event("done", ref, {**stats, **context.loading.stats()})
 
     def _compute(
         self, held: _Held, batch: SampleBatch, budget: int | None, temperature: float, context: Context

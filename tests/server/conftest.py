@@ -29,7 +29,7 @@ class Served:
     def __init__(self, root: Path, kind: str, *arguments: str, stuck_s: float | None = None, **env: str) -> None:
         self.exchange = DirectoryExchange(str(root / "exchange" / "job"))
         self.socket = str(root / f"{len(list(root.glob('*.sock')))}.sock")
-        self.kind = f"{FUNCTIONS}:{kind}" if kind in ("Count", "Fails", "NeedsName", "Speaks") else kind
+        self.kind = f"{FUNCTIONS}:{kind}" if kind in ("Count", "Fails", "NeedsName", "Speaks", "Loads") else kind
         self.log = root / f"{Path(self.socket).stem}.log"
         program = ["-m", "functions.server"]
         if stuck_s is not None:
@@ -88,9 +88,14 @@ class Serve:
         self.all: list[Served] = []
 
     def __call__(self, kind: str = "Count", *arguments: str, stuck_s: float | None = None, **env: str) -> Served:
+        served = self.start(kind, *arguments, stuck_s=stuck_s, **env)
+        served.wait_ready()
+        return served
+
+    def start(self, kind: str, *arguments: str, stuck_s: float | None = None, **env: str) -> Served:
+        """Without waiting for it."""
         served = Served(self.root, kind, *arguments, stuck_s=stuck_s, **env)
         self.all.append(served)
-        served.wait_ready()
         return served
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from functions.function import Context, FatalError, ReplicaBroken, RetryableError
-from functions.wire import Call, Event
+from functions.wire import Call, Event, Load
 
 
 class Count:
@@ -101,3 +101,29 @@ class Speaks:
 
 
 MISMATCH = {"rollout_corr/abs_diff_mean": 0.25}
+
+
+class Loads:
+    """Holds the versions it was told to load, and says so; loading `until` takes until that file is there."""
+
+    def __init__(self, *, until: str = "") -> None:
+        self.until = until
+        self.held: list[str] = []
+
+    def load_ahead(self, load: Load, context: Context) -> None:
+        match load.operation:
+            case "broken":
+                raise ReplicaBroken("half of the weights are new")
+            case "odd":
+                raise ZeroDivisionError("division\nby zero")
+        with context.phase("load"):
+            if self.until:
+                print(f"loading {load.operation}")
+            self.held += [version.prefix for version in load.weights.values()]
+            while self.until and not os.path.exists(self.until):
+                time.sleep(0.01)
+
+    def call(self, call: Call, context: Context) -> Iterator[Event]:
+        with context.loading.timed():
+            pass
+        yield Event("done", data={"held": self.held, **context.loading.stats()})
