@@ -1,17 +1,22 @@
 """The generate function: operation `generate`.
 
 inputs   samples (SampleBatch, unfinished: responses empty, or as far as a cut let them come)
+         caches (keys and values of these, as far as there are any: moves.py)
 weights  policy
 params   GenerateParams
 events   samples   ref SampleBatch of finished samples, `chunk` or more of them except at the end
          cut       after a cut, `cut_parts` at most: ref SampleBatch of unfinished samples, with what they have
-         (both with data {"group", "index", "prompt_length", "length", "finish"}: one number per sample)
-done     data: the counts of EngineStats, "engine" that ran and "why" it
-ahead    as a replica starts, it loads the policy that its function's hint names (functions/ahead.py)
+         (both with data {"group", "index", "prompt_length", "length", "finish"}: one number per sample; of a cut also
+         "caches": for each sample the refs of its keys and values, which lie in one folder and are the reader's to
+         delete; none where it has none)
+done     data: the counts of EngineStats (moved_s with the reading), "engine" that ran and "why" it, "cache" where
+         samples that were cut are computed again instead of moved: how many, and why; "load_s" (functions/ahead.py)
+ahead    as a replica starts, it loads the policy that its function's hint names
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +27,7 @@ import numpy.typing as npt
 import torch
 
 from functions.function import Context, FatalError
+from functions.generate import moves
 from functions.generate.engine import Request, Sample, Sampling
 from functions.generate.engines import ENGINES, EngineOptions
 from functions.generate.policy import HeldPolicy
@@ -118,6 +124,9 @@ class GenerateFunction:
         with context.loading.timed():
             engine, choice = self._policy.hold(call.weights["policy"], context)
         writer = _Writer(call, context, batch, len(prior))
+        with context.phase("read"):
+            inbox = moves.read(call, context, engine, _requests(batch, left))
+        outbox = moves.Outbox(call, context, _keys(batch))
         finished: list[Sample] = []
         cut: list[Sample] = []
         counted = len(done)
@@ -127,22 +136,37 @@ class GenerateFunction:
             return context.cut_requested()
 
         try:
-            with context.phase("generate"):
-                for sample in engine.generate(_requests(batch, left), params.sampling, stop):
-                    (cut if sample.finish == Finish.UNFINISHED else finished).append(sample)
+            with context.phase("generate"), _fatal_value_errors():
+                for sample in engine.generate(inbox.hand_over(), params.sampling, stop):
+                    if sample.finish == Finish.UNFINISHED:
+                        cut.append(outbox.add(sample, len(cut) % params.cut_parts))
+                    else:
+                        finished.append(sample)
                     if len(finished) >= params.chunk:
                         counted += len(finished)
                         context.progress({"finished": counted, "samples": len(batch)})
                         yield writer.samples(finished)
                         finished = []
-        except ValueError as error:
-            raise FatalError(str(error)) from error
-        if finished:
-            yield writer.samples(finished)
+            if finished:
+                yield writer.samples(finished)
+        finally:
+            outbox.close()
         for part in range(min(params.cut_parts, len(cut))):
-            yield writer.cut(cut[part :: params.cut_parts], part)
+            yield writer.cut(cut[part :: params.cut_parts], part, outbox)
+        stats = dataclasses.replace(engine.stats, moved_s=engine.stats.moved_s + inbox.read_s)
         chosen = {"engine": choice.name, "why": choice.why}
-        yield Event("done", data={**dataclasses.asdict(engine.stats), **chosen, **context.loading.stats()})
+        again = [text for text in (inbox.missing, outbox.missing(engine, cut)) if text]
+        said = {"cache": f"computed again: {'; '.join(again)}"} if again else {}
+        yield Event("done", data={**dataclasses.asdict(stats), **chosen, **said, **context.loading.stats()})
+
+
+@contextlib.contextmanager
+def _fatal_value_errors() -> Iterator[None]:
+    """What an engine says of a request that does not fit."""
+    try:
+        yield
+    except ValueError as error:
+        raise FatalError(str(error)) from error
 
 
 def _keys(batch: SampleBatch) -> list[tuple[int, int]]:
@@ -195,8 +219,10 @@ class _Writer:
         self.written += 1
         return self._put("samples", f"samples.{self.written - 1:04d}", samples)
 
-    def cut(self, samples: Sequence[Sample], part: int) -> Event:
-        return self._put("cut", f"unfinished.{part:04d}", samples)
+    def cut(self, samples: Sequence[Sample], part: int, outbox: moves.Outbox) -> Event:
+        event = self._put("cut", f"unfinished.{part:04d}", samples)
+        caches = [[ref.to_json() for ref in outbox.refs(sample.number)] for sample in samples]
+        return dataclasses.replace(event, data={**event.data, "caches": caches})
 
     def _put(self, kind: Literal["samples", "cut"], name: str, samples: Sequence[Sample]) -> Event:
         before = self.batch.select([sample.number for sample in samples])
