@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,9 @@ from orchestrator.planner.assignment import Filler, Workload, makespan_s, sweep,
 from orchestrator.planner.assignment import shards as shards_of
 from orchestrator.planner.base import TAIL, CurvePoint, FunctionLimits, PastStep, StepObservation, StepPlan, StepRequest
 from orchestrator.planner.costs import Costs
+from orchestrator.planner.cuts import Dealt
 from orchestrator.planner.keepalive import prewarm_at_s
+from orchestrator.planner.latency import GenerateCost
 from orchestrator.planner.learned import LearnedCosts, Priors
 from orchestrator.planner.lengths import LengthModel, Prediction
 from orchestrator.planner.outline import Load, Outline, Outliner
@@ -29,7 +32,7 @@ from orchestrator.planner.policies import Policy
 from orchestrator.planner.prefixes import Prefixes
 from orchestrator.planner.scaling import Goal, Unmet, choose
 from orchestrator.planner.static import StaticPlanner, balance, check
-from orchestrator.planner.tail import ShardState
+from orchestrator.planner.tail import ShardState, Tail
 from orchestrator.planner.training import PACES
 
 Array = npt.NDArray[np.float64]
@@ -130,18 +133,24 @@ class AdaptivePlanner:
                 ways = [balance(predicted.mean.tolist(), count)]
                 if 1 < len(np.unique(families)) < len(families) and count > 1:
                     ways.append(together(predicted.mean, families, count))
-                for dealt in ways:
-                    candidates.append(([[row * n + i for row in shard for i in range(n)] for shard in dealt], None))
+                for way in ways:
+                    candidates.append(([[row * n + i for row in shard for i in range(n)] for shard in way], None))
         drawn = predicted.samples(n, request.step)
         usd = 1.0 if any(f.usd_per_hour > 0 for f in request.functions.values()) else 0.0
         whole = Load(np.repeat(prompt_tokens, n), drawn, n)
         paces = self._paces()
-        outliners = [Outliner(costs, self.policy, goal, whole, request.fed, paces) for goal in self._goal().ways()]
-        points: list[tuple[CurvePoint, Outline]] = []
-        for shards, _ in self._promising(candidates):
-            states = _states(shards, prompt_tokens, drawn, n, prefixes, costs, limits.max_batch)
-            for found in (outliner.outline(shards, states) for outliner in outliners):
-                points.append((CurvePoint(len(shards), found.steady_s, usd * found.cost, found.gpu_s), found))
+        dealt = [
+            Dealt(
+                shards,
+                self._tail(_states(shards, prompt_tokens, drawn, n, prefixes, costs.generate, limits.max_batch), costs),
+            )
+            for shards, _ in self._promising(candidates)
+        ]
+        points = [
+            (CurvePoint(len(found.shards), found.steady_s, usd * found.cost, found.gpu_s), found)
+            for goal in self._goal().ways()
+            for found in Outliner(costs, self.policy, goal, whole, request.fed, paces).outlines(dealt)
+        ]
         point, chosen = self._choose(points)
         worked = {
             p.replicas: p for p, _ in sorted(points, key=lambda p: self.goal.rank(p[1].steady_s, p[1].cost))[::-1]
@@ -150,6 +159,10 @@ class AdaptivePlanner:
         rough = [p for _, p in candidates if p is not None and p.replicas not in worked]
         curve = [replace(p, cost_usd=usd * p.cost_usd) for p in rough] + [*worked.values()]
         return self._to_plan(request, predicted, point, chosen, curve, costs)
+
+    def _tail(self, states: Sequence[ShardState], costs: Costs) -> Tail:
+        limits, wide = costs.limits[self.generate], costs.wide if self.policy.wide else None
+        return Tail(states, costs.generate, max_batch=limits.max_batch, kv_tokens=limits.kv_tokens, wide=wide)
 
     def _paces(self) -> Sequence[float]:
         """How steps went against their predictions: a low, a middle and a high one."""
@@ -246,7 +259,7 @@ class AdaptivePlanner:
     ) -> StepPlan:  # fmt: skip
         replicas = {
             name: len(chosen.shards) if name == self.generate
-            else chosen.followers[name].replicas if name in chosen.followers
+            else chosen.followers[name] if name in chosen.followers
             else chosen.trainers[name].replicas if name in chosen.trainers
             else chosen.tail.migrate_to * (chosen.tail.function == name) if name == TAIL
             else limits.max_replicas
@@ -351,13 +364,16 @@ def _ratio(a: float, b: float) -> float:
 
 def _states(
     shards: Sequence[Sequence[int]], prompt_tokens: Array, drawn: Array, n: int, prefixes: Prefixes,
-    costs: Costs, max_batch: int,
+    cost: GenerateCost, max_batch: int,
 ) -> list[ShardState]:  # fmt: skip
     """What the drawn lengths make of each shard; every distinct prefix of its prompts is computed once."""
-    states = []
-    for shard in shards:
-        numbers = np.asarray(shard)
-        rows = numbers // n
-        prefill = float(prefixes.tokens(np.unique(rows)))
-        states.append(ShardState.of(prompt_tokens[rows], drawn[numbers], costs.generate, max_batch, prefill, numbers))
-    return states
+    sizes = np.array([len(shard) for shard in shards])
+    numbers = np.fromiter(chain.from_iterable(shards), np.int64, int(sizes.sum()))
+    prefill = prefixes.tokens_of(numbers // n, np.repeat(np.arange(len(shards)), sizes), len(shards)).tolist()
+    each = np.split(numbers, np.cumsum(sizes)[:-1])
+    prompts, lengths = [prompt_tokens[shard // n] for shard in each], [drawn[shard] for shard in each]
+    if int(sizes.max()) <= max_batch:
+        return ShardState.together(prompts, lengths, cost, max_batch, prefill, each)
+    return [
+        ShardState.of(prompts[k], lengths[k], cost, max_batch, prefill[k], shard) for k, shard in enumerate(each)
+    ]  # fmt: skip

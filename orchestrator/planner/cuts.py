@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,39 @@ Array = npt.NDArray[np.float64]
 
 WORKED_OUT = 6
 """Cuts whose tail goes on with the second function."""
+
+
+class Dealt:
+    """One way to deal the samples, and what may become of its tail; each is worked out once."""
+
+    def __init__(self, shards: Sequence[Sequence[int]], end: Tail) -> None:
+        self.shards, self.end = shards, end
+        self._finished: dict[tuple[str, int, int], tuple[Array, npt.NDArray[np.int64]]] = {}
+
+    @cached_property
+    def moved(self) -> list[TailChoice]:
+        return self.end.moved()
+
+    @cached_property
+    def widened(self) -> list[TailChoice]:
+        return self.end.widened()
+
+    def finish(self, tail: TailChoice) -> tuple[Array, npt.NDArray[np.int64]]:
+        """When each sample is finished, ascending, and which it is. [S] each"""
+        key = (tail.function, tail.cut_below, tail.migrate_to)
+        if key not in self._finished:
+            self._finished[key] = self.end.finish(tail)
+        return self._finished[key]
+
+    def gone_s(self, tail: TailChoice) -> Array:
+        """When each replica of generate is let go, ascending; seconds from the first call. [N]"""
+        left = self.end.leftover(tail.cut_below)
+        if left is None:
+            return np.sort(self.end.ends)
+        gone = np.sort(np.minimum(self.end.ends, left.gone_s))
+        if tail.function != TAIL:
+            gone[len(gone) - tail.migrate_to :] = tail.time_s
+        return gone
 
 
 class Cuts:
@@ -45,77 +79,49 @@ class Cuts:
         starts = [costs.start_s[f] + costs.trainers[f].call_s for f in fed if f in costs.trainers]
         self.fed_start_s = max(starts, default=0.0)
 
-        self.after_s = max((self._after_s(f, tokens, float(lengths.max())) for f in costs.trainers), default=0.0)
-        """What training takes at the least after the last sample."""
-        start_s = {name: 0.0 if name in costs.warm else costs.start_s[name] for name in limits}
-        self.work_cost = sum(
-            costs.price[f] * (c.work_s(samples, tokens) + start_s[f]) for f, c in costs.followers.items()
-        )
-        for name, cost in costs.trainers.items():
-            ranks = self._least_ranks(name)
-            paid_s = self._work_s(name, tokens) + ranks * (cost.own_s(ranks) + start_s[name])
-            self.work_cost += costs.price[name] * paid_s
-        """What all but generation costs at the least."""
-
-    def _after_s(self, name: str, tokens: float, longest: float) -> float:
-        cost, ranks = self.costs.trainers[name], self.costs.limits[name].max_replicas
-        work_s = 0.0 if name in self.fed else self._work_s(name, tokens) / ranks
-        return max(work_s, cost.token_s * longest) + cost.own_s(ranks) / 2
-
-    def _work_s(self, name: str, tokens: float) -> float:
-        """Of one rank, the call's own seconds aside."""
-        cost = self.costs.trainers[name]
-        return cost.sample_s * self.samples + cost.token_s * tokens
-
-    def _least_ranks(self, name: str) -> int:
-        limits = self.costs.limits[name]
-        return (limits.min_replicas or limits.max_replicas) if self.policy.feed else limits.max_replicas
-
-    def of(self, end: Tail, shards: int) -> list[TailChoice]:
+    def of(self, dealt: Dealt) -> list[TailChoice]:
         """What may become of the tail, the most promising first."""
         if self.policy.cut == "never":
-            return [end.uncut]
+            return [dealt.end.uncut]
         if self.policy.cut == "fixed":
-            return [end.at(round(self.policy.cut_fraction * self.samples), self._saturation(end))]
+            return [dealt.end.at(round(self.policy.cut_fraction * self.samples), self._saturation(dealt.end))]
+        moved, wide = self._sorted(dealt.moved, dealt), self._sorted(dealt.widened, dealt)
+        return self._sorted([*moved[:1], *wide[:WORKED_OUT]], dealt)
 
-        def value(choice: TailChoice) -> tuple[float, float]:
-            return self._value(choice, end, shards)
-
-        wide = sorted(end.widened(), key=value)
-        return sorted([end.best(value), *wide[:WORKED_OUT]], key=value)
-
-    def least(self, choice: TailChoice, shards: int) -> tuple[float, float]:
-        """What no step with this cut is better than."""
-        return self.goal.rank(choice.time_s + self.after_s, self._spent(choice, shards)[0] + self.work_cost)
-
-    def _spent(self, choice: TailChoice, shards: int) -> tuple[float, float]:
-        """Cost and GPU-seconds of generation."""
-        costs, limits = self.costs, self.costs.limits
-        narrow_s = choice.replica_s + costs.start_s[costs.name] * shards
+    def _sorted(self, choices: Sequence[TailChoice], dealt: Dealt) -> list[TailChoice]:
+        """By a first estimate of the steps that they lead to."""
+        if len(choices) < 2:
+            return [*choices]
+        costs, limits, shards = self.costs, self.costs.limits, len(dealt.shards)
+        time_s, replica_s, wide_s, begin_s, migrate_to = np.array(
+            [(c.time_s, c.replica_s, c.wide_s, c.begin_s, c.migrate_to) for c in choices]
+        ).T
+        narrow_s = replica_s + costs.start_s[costs.name] * shards
         cost, gpu_s = costs.price[costs.name] * narrow_s, limits[costs.name].gpus * narrow_s
-        if choice.function == TAIL:
-            cost, gpu_s = cost + costs.price[TAIL] * choice.wide_s, gpu_s + limits[TAIL].gpus * choice.wide_s
-        return cost, gpu_s
+        wide_gpus = np.zeros(len(choices))
+        if TAIL in limits:
+            cost, gpu_s = cost + costs.price[TAIL] * wide_s, gpu_s + limits[TAIL].gpus * wide_s
+            wide_gpus = limits[TAIL].gpus * migrate_to * np.array([c.function == TAIL for c in choices])
+        fed_s = self._fed_s(time_s, begin_s, wide_gpus, gpu_s, shards)
+        first, second = self.goal.rank(np.maximum(time_s, fed_s) + self.last_s, cost + self.rest)
+        return [choices[k] for k in np.lexsort((second, first)).tolist()]
 
-    def _value(self, choice: TailChoice, end: Tail, shards: int) -> tuple[float, float]:
-        cost, gpu_s = self._spent(choice, shards)
-        time_s = max(choice.time_s, self._fed_s(choice, gpu_s, shards)) + self.last_s
-        return self.goal.rank(time_s, cost + self.rest)
-
-    def _fed_s(self, choice: TailChoice, generate_gpu_s: float, shards: int) -> float:
+    def _fed_s(self, time_s: Array, begin_s: Array, wide_gpus: Array, generate_gpu_s: Array, shards: int) -> Array:
         """When what is fed is done: on the GPUs that are free from the start, from the cut on, or in the end."""
         pool = self.costs.pool_gpus
         if pool is None or self.policy.colocated or not self.fed:
-            return 0.0
+            return np.zeros(len(time_s))
         narrow = shards * self.costs.limits[self.costs.name].gpus
-        wide = choice.migrate_to * self.costs.limits[TAIL].gpus if choice.function == TAIL else 0
-        beside = math.ceil(self.follow_gpu_s / max(choice.time_s, 1e-9))
-        found = [choice.time_s + (self.fed_gpu_s + 2 * self.fed_own_gpu_s) / pool + self.fed_start_s]
-        for free, at_s in ((pool - max(narrow, wide), 0.0), (pool - wide, choice.begin_s if wide else choice.time_s)):
-            if (ranks := free - beside) > 0:
-                own_s = self.fed_own_gpu_s / ranks
-                found.append(max(at_s + self.fed_start_s + own_s + self.fed_gpu_s / ranks, choice.time_s) + own_s)
-        return max(min(found), (generate_gpu_s + self.follow_gpu_s + self.fed_gpu_s) / pool)
+        beside = np.ceil(self.follow_gpu_s / np.maximum(time_s, 1e-9))
+        found = time_s + (self.fed_gpu_s + 2 * self.fed_own_gpu_s) / pool + self.fed_start_s
+        after = (pool - wide_gpus, np.where(wide_gpus > 0, begin_s, time_s))
+        for free, at_s in ((pool - np.maximum(narrow, wide_gpus), 0.0), after):
+            ranks = np.maximum(free - beside, 1e-9)
+            own_s = self.fed_own_gpu_s / ranks
+            ends_s = np.maximum(at_s + self.fed_start_s + own_s + self.fed_gpu_s / ranks, time_s) + own_s
+            found = np.where(free > beside, np.minimum(found, ends_s), found)
+        least: Array = np.maximum(found, (generate_gpu_s + self.follow_gpu_s + self.fed_gpu_s) / pool)
+        return least
 
     def _saturation(self, end: Tail) -> int:
         """RLHFuse's BS_max: samples at which the batch makes a decode step a quarter slower than it is for one."""
@@ -123,12 +129,3 @@ class Cuts:
         held = float(np.mean([(s.prompt_tokens + s.lengths).mean() for s in end.shards]))
         each_s = generate.sequence_s + generate.kv_token_s * held
         return max(1, min(end.max_batch, int(0.25 * generate.step_s / each_s))) if each_s else end.max_batch
-
-
-def releases(end: Tail, tail: TailChoice) -> list[float]:
-    """When each replica of generate is let go, ascending; seconds from the first call."""
-    left = end.leftover(tail.cut_below)
-    if left is None:
-        return sorted(end.ends.tolist())
-    gone = sorted(np.minimum(end.ends, left.gone_s).tolist())
-    return gone if tail.function == TAIL else [*gone[: len(gone) - tail.migrate_to], *[tail.time_s] * tail.migrate_to]

@@ -2,7 +2,8 @@
 
 RLHFuse's sample-level fusion. Finished samples are scored while the tail still generates, so that the step ends sooner;
 but a replica is paid for from its first call to its last, and idle while it waits for the next micro-batch. Both are
-computed for a few micro-batch sizes and replica counts, by list scheduling over the predicted finish times.
+computed for a few micro-batch sizes and replica counts, by list scheduling over the predicted finish times, of many
+steps side by side.
 """
 
 from __future__ import annotations
@@ -15,68 +16,79 @@ import numpy.typing as npt
 from orchestrator.planner.latency import WorkCost
 
 Array = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Follower:
-    """A stage that works on finished samples: from its first call to its last, and what its replicas are paid for."""
+    """A stage that works on finished samples: from its first call to its last, and what its replicas are paid for. Of R
+    steps, [R] each."""
 
-    replicas: int
-    begin_s: float
-    end_s: float
-    replica_s: float
+    replicas: Numbers
+    begin_s: Array
+    end_s: Array
+    replica_s: Array
     done_s: Array
-    """When each sample is done with, in the order in which they were finished. [S]"""
+    """When each micro-batch is done with. [R, M]"""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The micro-batches of R steps, each of its own size, in the order in which they are ready, each with its last
+    sample. [R, M]; those of a step that has fewer are empty."""
+
+    ready_s: Array
+    sizes: Numbers
+    tokens: Array
+    place: Numbers
+    """Of each sample in the order in which they are finished: its micro-batch. [R, S]"""
+
+    @classmethod
+    def of(cls, finish_s: Array, tokens: Array, sizes: Numbers) -> Parts:
+        """`finish_s` [R, S] ascending: when samples are finished, `tokens` [R, S] of each, prompts included. What comes
+        late is long."""
+        rows, count = finish_s.shape
+        most = -(-count // int(sizes.min()))
+        stops = np.minimum(sizes[:, None] * np.arange(most + 1), count)
+        until = np.concatenate((np.zeros((rows, 1)), np.cumsum(tokens, axis=1)), axis=1)
+        ready_s = np.take_along_axis(finish_s, stops[:, 1:] - 1, axis=1)
+        place = np.arange(count) // sizes[:, None]
+        return cls(ready_s, np.diff(stops), np.diff(np.take_along_axis(until, stops, axis=1)), place)
 
 
 class Stream:
-    """Micro-batches of finished samples, and what a stage makes of them on any number of replicas, which take `start_s`
-    to start: by the first micro-batch, or ahead of it (`prewarmed`).
+    """What a stage makes of micro-batches on any number of replicas, which take `start_s` to start: by the first
+    micro-batch, or ahead of it (`prewarmed`)."""
 
-    `finish_s` [S] ascending: when samples are finished, `tokens` [S] of each, prompts included; a micro-batch is ready
-    with its last. What comes late is long.
-    """
+    def __init__(self, parts: Parts, cost: WorkCost, start_s: float, prewarmed: bool) -> None:
+        self.parts, self.first_s = parts, cost.first_s
+        self.start_s, self.ahead_s = start_s, start_s if prewarmed else 0.0
+        self.counts = np.count_nonzero(parts.sizes, axis=1)
+        works = cost.call_s + cost.sample_s * parts.sizes + cost.token_s * parts.tokens
+        self.works = np.where(parts.sizes > 0, works, 0.0)
 
-    def __init__(
-        self, finish_s: Array, tokens: Array, cost: WorkCost, micro_batch: int, start_s: float, prewarmed: bool
-    ) -> None:
-        count = len(finish_s)
-        starts = np.arange(0, count, micro_batch)
-        stops = np.append(starts[1:], count)
-        self.ready, self.sizes = finish_s[stops - 1], stops - starts
-        self.start_s, self.ahead_s, self.first_s = start_s, start_s if prewarmed else 0.0, cost.first_s
-        self.works = cost.call_s + cost.sample_s * self.sizes + cost.token_s * np.add.reduceat(tokens, starts)
-        self.all_s = float(self.works.sum())
-
-    def _opened_s(self, room_at_s: float) -> float:
-        return max(float(self.ready[0]) - self.ahead_s, room_at_s, 0.0)
-
-    def least(self, replicas: int, room_at_s: float) -> tuple[float, float]:
-        """No earlier end, and no fewer replica-seconds, than these."""
-        used = min(replicas, len(self.sizes))
-        opened, last_ready = self._opened_s(room_at_s), float(self.ready[-1])
-        begin = max(opened + self.start_s, float(self.ready[0])) + self.first_s
-        end_s = max(begin + self.all_s / used, last_ready + float(self.works[-1]))
-        return end_s, max(used * (last_ready - opened), self.all_s)
-
-    def follow(self, replicas: int, room_at_s: float = 0.0) -> Follower:
-        """`room_at_s`: when there is room for the replicas at the earliest. A replica is paid for from its start to its
-        own last call's end, and at least until the last micro-batch is ready: before that, more calls may come.
+    def follow(self, replicas: int, room_at_s: Array) -> Follower:
+        """`room_at_s` [R]: when there is room for the replicas at the earliest. A replica is paid for from its start to
+        its own last call's end, and at least until the last micro-batch is ready: before that, more calls may come.
         """
-        used = min(replicas, len(self.sizes))
-        opened = self._opened_s(room_at_s)
-        begin = max(opened + self.start_s, float(self.ready[0]))
+        ready_s = self.parts.ready_s
+        rows, count = ready_s.shape
+        opened_s = np.maximum(np.maximum(ready_s[:, 0] - self.ahead_s, room_at_s), 0.0)
+        begin_s = np.maximum(opened_s + self.start_s, ready_s[:, 0])
         # The replicas take turns: end_k = max(ready_k, end_{k - used}) + work_k, solved for each replica as
         # max_{i <= k} (ready_i - work before i) + work up to k.
-        rounds = -(-len(self.sizes) // used)
-        turns, works = np.full(rounds * used, -np.inf), np.zeros(rounds * used)
-        turns[: len(self.sizes)] = np.maximum(self.ready, begin + self.first_s)
-        works[: len(self.sizes)] = self.works
-        done = np.cumsum(works.reshape(rounds, used), axis=0)
-        ends = (np.maximum.accumulate(turns.reshape(rounds, used) - done + works.reshape(rounds, used)) + done).ravel()
-        ends = ends[: len(self.sizes)]
-        paid_s = float(np.maximum(ends[-used:], self.ready[-1]).sum()) - used * opened
-        return Follower(used, begin, float(ends.max()), paid_s, np.repeat(ends, self.sizes))
+        used = min(replicas, count)
+        rounds = -(-count // used)
+        turns, works = np.full((rows, rounds * used), -np.inf), np.zeros((rows, rounds * used))
+        turns[:, :count] = np.maximum(ready_s, begin_s[:, None] + self.first_s)
+        works[:, :count] = self.works
+        turns, works = turns.reshape(rows, rounds, used), works.reshape(rows, rounds, used)
+        done = np.cumsum(works, axis=1)
+        ends = np.maximum.accumulate(turns - done + works, axis=1) + done
+        work_on = np.minimum(replicas, self.counts)
+        last_s = np.maximum(ends[:, -1], ready_s[:, -1:]) * (np.arange(used) < work_on[:, None])
+        done_s = ends.reshape(rows, -1)[:, :count]
+        return Follower(work_on, begin_s, done_s.max(axis=1), last_s.sum(axis=1) - work_on * opened_s, done_s)
 
 
 def micro_batches(samples: int) -> list[int]:

@@ -94,6 +94,7 @@ class Prefixes:
         """[P]: place of each prompt in the order."""
         self.rank[order] = np.arange(len(order))
         self.lengths = np.array([len(row) for row in rows], dtype=np.int64)
+        self._whole = self.lengths[order]
         common = [_common(rows[a], rows[b]) for a, b in pairwise(order)]
         self.common = np.array([0, *common][: len(order)], dtype=np.int64)
         """`common` [P]: tokens that each in the order begins with like the one before it."""
@@ -111,14 +112,22 @@ class Prefixes:
 
     def tokens(self, rows: npt.NDArray[np.int64]) -> int:
         """Tokens to compute for these prompts (each named once) where every distinct prefix is computed once."""
-        places = np.sort(self.rank[rows])
-        return int(self.lengths[rows].sum() - self._between(places[:-1], places[1:]).sum())
+        return int(self.tokens_of(rows, np.zeros(len(rows), np.int64), 1)[0])
+
+    def tokens_of(self, rows: npt.NDArray[np.int64], shard: npt.NDArray[np.int64], shards: int) -> Tokens:
+        """The same of each shard; a prompt may be named more than once. [shards]"""
+        places = self.rank[rows]
+        order = np.lexsort((places, shard))
+        places, shard, own = places[order], shard[order], self.lengths[rows[order]]
+        alike = np.flatnonzero(shard[1:] == shard[:-1])
+        own[alike + 1] -= self._between(places[alike], places[alike + 1])
+        return np.bincount(shard, own, shards).astype(np.int64)
 
     def _between(self, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Common prefix of the prompts at places first < last: the least of common[first + 1 .. last]."""
-        level = np.frexp(last - first)[1] - 1  # floor of the logarithm
-        found = np.zeros(len(first), np.int64)
-        for k in range(len(self._least)):
+        """Common prefix of the prompts at places first <= last: the least of common[first + 1 .. last]."""
+        level = np.frexp(last - first)[1] - 1  # floor of the logarithm; of one prompt named twice -1
+        found = self._whole[first]
+        for k in np.unique(level[level >= 0]).tolist():
             at = level == k
             table = self._least[k]
             found[at] = np.minimum(table[first[at] + 1], table[last[at] - (1 << k) + 1])

@@ -21,20 +21,21 @@ Array = npt.NDArray[np.float64]
 
 
 def finish_times_s(
-    prompt_tokens: Array, lengths: Array, cost: GenerateCost, *, max_batch: int, prefill_tokens: float
+    prompt_tokens: Array, lengths: Array, cost: GenerateCost, *, max_batch: int, prefill_tokens: float | Array
 ) -> Array:
-    """Seconds from the call's start at which each sample is done, for `lengths` in ascending order. [S]
+    """Seconds from the call's start at which each sample is done, for `lengths` in ascending order; of one shard, or of
+    several, those with fewer samples beginning with such of no tokens. [..., S]
 
-    `prefill_tokens`: prompt tokens that are computed, shared ones once. More samples than slots are taken to advance
-    together, in at least the tokens over the slots: an approximation, exact for equal lengths and whole rounds.
+    `prefill_tokens` [...]: prompt tokens that are computed, shared ones once. More samples than slots are taken to
+    advance together, in at least the tokens over the slots: an approximation, exact for equal lengths and whole rounds.
     """
-    count = len(lengths)
-    left = count - 1 - np.arange(count)
-    prompt_left = prompt_tokens.sum() - np.cumsum(prompt_tokens)
-    tokens = np.cumsum(lengths) + left * lengths
-    held = np.cumsum(kv_token_steps(prompt_tokens, lengths)) + prompt_left * lengths + 0.5 * left * lengths**2
-    steps = np.maximum(lengths, tokens / max_batch) if count > max_batch else lengths
-    begin_s = cost.call_s + cost.prefill_token_s * prefill_tokens
+    left = np.arange(lengths.shape[-1])[::-1]
+    prompt_left = prompt_tokens.sum(axis=-1, keepdims=True) - np.cumsum(prompt_tokens, axis=-1)
+    tokens = np.cumsum(lengths, axis=-1) + left * lengths
+    held = np.cumsum(kv_token_steps(prompt_tokens, lengths), axis=-1)
+    held += prompt_left * lengths + 0.5 * left * lengths**2
+    begin_s = cost.call_s + cost.prefill_token_s * np.expand_dims(prefill_tokens, -1)
+    steps = np.maximum(lengths, tokens / max_batch)  # no more than their lengths where each has a slot
     times: Array = begin_s + cost.step_s * steps + cost.sequence_s * tokens + cost.kv_token_s * held
     return times
 

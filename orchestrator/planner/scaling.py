@@ -23,6 +23,7 @@ from orchestrator.planner.base import CurvePoint
 EXCHANGES = (0.2, 0.5, 1.0)
 """Per cent of cost that one per cent of time is worth, where a deadline or budget is to be met."""
 LATE = 8
+ROUNDING = 1e-9
 T = TypeVar("T", float, npt.NDArray[np.float64])
 Objective = Literal["cost", "speed", "knee"]
 OBJECTIVES: tuple[Objective, ...] = ("cost", "speed", "knee")
@@ -60,6 +61,13 @@ class Goal:
         if self.objective == "speed":
             return time_s, cost
         return (cost, time_s) if self.objective == "cost" else (time_s**self.weight * cost, cost)
+
+    def best(self, time_s: npt.NDArray[np.float64], cost: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Where in the last axis the best is, the first of equals. What differs by rounding is equal."""
+        first, second = self.rank(time_s, cost)
+        near = first <= first.min(axis=-1, keepdims=True) * (1 + ROUNDING)
+        found: npt.NDArray[np.int64] = np.where(near, second, np.inf).argmin(axis=-1)
+        return found
 
     def ways(self) -> tuple[Goal, ...]:
         """Goals whose best plans are those to choose from: where there is a deadline or a budget, also the best for

@@ -14,13 +14,15 @@ replicas start for the tail alone, on GPUs that short shards have freed, and all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from orchestrator.planner.base import TAIL
+from orchestrator.planner.fusion import replica_counts
 from orchestrator.planner.latency import GenerateCost, kv_token_steps
 from orchestrator.planner.rollout import finish_times_s, queued
 
@@ -58,18 +60,40 @@ class ShardState:
     ) -> ShardState:  # fmt: skip
         """Samples in the order in which they take a slot. `numbers` None: 0, 1, ..."""
         named = np.arange(len(lengths)) if numbers is None else numbers
-        begin_s = cost.call_s + cost.prefill_token_s * prefill_tokens
-        if len(lengths) > max_batch:
-            starts, times = queued(prompt_tokens, lengths, cost, max_batch=max_batch, prefill_tokens=prefill_tokens)
-            order = np.argsort(starts + lengths, kind="stable")
-            begin_s, finish_s, starts = min(begin_s, float(times.min())), times[order], starts[order]
-        else:
-            order, starts = np.argsort(lengths, kind="stable"), np.zeros(len(lengths))
-            finish_s = finish_times_s(
-                prompt_tokens[order], lengths[order], cost, max_batch=max_batch, prefill_tokens=prefill_tokens
-            )  # fmt: skip
-        finish_s = np.maximum.accumulate(finish_s)  # ascending also where equal lengths differ by rounding
-        return cls(prompt_tokens[order], lengths[order], finish_s, begin_s, named[order], starts)
+        if len(lengths) <= max_batch:
+            return cls.together([prompt_tokens], [lengths], cost, max_batch, [prefill_tokens], [named])[0]
+        starts, times = queued(prompt_tokens, lengths, cost, max_batch=max_batch, prefill_tokens=prefill_tokens)
+        order = np.argsort(starts + lengths, kind="stable")
+        begin_s = min(cost.call_s + cost.prefill_token_s * prefill_tokens, float(times.min()))
+        finish_s = np.maximum.accumulate(times[order])
+        return cls(prompt_tokens[order], lengths[order], finish_s, begin_s, named[order], starts[order])
+
+    @classmethod
+    def together(
+        cls, prompt_tokens: Sequence[Array], lengths: Sequence[Array], cost: GenerateCost, max_batch: int,
+        prefill_tokens: Sequence[float], numbers: Sequence[npt.NDArray[np.int64]],
+    ) -> list[ShardState]:  # fmt: skip
+        """Of several shards, none of which has more samples than slots."""
+        sizes = np.array([len(shard) for shard in numbers])
+        firsts = sizes.max() - sizes
+        there = np.arange(sizes.max()) >= firsts[:, None]
+
+        def table(values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+            found = np.zeros(there.shape, values[0].dtype)
+            found[there] = np.concatenate(values)
+            return found
+
+        order = np.argsort(table(lengths), axis=1, kind="stable")
+        prompts, tokens, named = (
+            np.take_along_axis(table(values), order, axis=1) for values in (prompt_tokens, lengths, numbers)
+        )
+        finish_s = finish_times_s(prompts, tokens, cost, max_batch=max_batch, prefill_tokens=np.array(prefill_tokens))
+        finish_s = np.maximum.accumulate(finish_s, axis=1)  # ascending also where equal lengths differ by rounding
+        begin_s = [cost.call_s + cost.prefill_token_s * computed for computed in prefill_tokens]
+        return [
+            cls(prompts[k, at:], tokens[k, at:], finish_s[k, at:], begin_s[k], named[k, at:], np.zeros(sizes[k]))
+            for k, at in enumerate(firsts.tolist())
+        ]
 
     def left_at(self, time_s: float) -> tuple[Array, Array, npt.NDArray[np.int64]]:
         """Of the samples unfinished then: tokens held (prompt and response so far), tokens to come, numbers.
@@ -173,10 +197,6 @@ class TailChoice:
         return sum(self.ends_s) - self.open_s * len(self.ends_s)
 
 
-Value = Callable[[TailChoice], tuple[float, float]]
-"""What is minimised."""
-
-
 @dataclass(frozen=True)
 class Leftover:
     """What a cut leaves to be moved: tokens held and to come of each sample, most to come first. [samples]"""
@@ -241,13 +261,10 @@ class Tail:
 
     def move(self, cut_below: int, left: Leftover, replicas: int) -> TailChoice:
         """The leftover dealt to `replicas` replicas, one call each."""
-        works = []
-        for k in range(replicas):
-            held, more = left.held[k::replicas], left.more[k::replicas]
-            tokens = float(more.sum())
-            steps = max(float(more[0]), tokens / self.max_batch)
-            works.append(self._moved.work_s(float(held.sum()), steps, tokens, float(kv_token_steps(held, more).sum())))
-        return TailChoice(cut_below, replicas, left.gone_s + max(works), left.stopped_s + sum(works))
+        works = _works_s(left, _linear_s(left, self._moved), replicas, self._moved, self.max_batch)
+        return TailChoice(
+            cut_below, replicas, left.gone_s + float(works.max()), left.stopped_s + float(works.sum())
+        )  # fmt: skip
 
     def at(self, cut_below: int, batch: int | None = None) -> TailChoice:
         """A cut at `cut_below`, to as few replicas as are needed at `batch` samples each; no cut if that frees none."""
@@ -256,9 +273,9 @@ class Tail:
             return self.uncut
         return self.move(cut_below, left, self.needed(left, batch))
 
-    def best(self, value: Value, fractions: Sequence[float] = FRACTIONS) -> TailChoice:
-        """The cut with the least `value`; no cut when none is better. Ties go to the smaller threshold."""
-        best = self.uncut
+    def moved(self, fractions: Sequence[float] = FRACTIONS) -> list[TailChoice]:
+        """No cut, and every cut whose tail goes on with replicas of `generate`."""
+        found = [self.uncut]
         for cut_below in sorted({max(1, round(len(self.every) * fraction)) for fraction in fractions}):
             left = self.leftover(cut_below)
             if left is None:
@@ -266,12 +283,11 @@ class Tail:
             low = self.needed(left)
             for replicas in sorted({low, 2 * low, 4 * low, left.open_shards // 4}):
                 if low <= replicas < left.open_shards:
-                    choice = self.move(cut_below, left, replicas)
-                    best = choice if value(choice) < value(best) else best
-        return best
+                    found.append(self.move(cut_below, left, replicas))
+        return found
 
     def widened(self, fractions: Sequence[float] = WIDE_FRACTIONS) -> list[TailChoice]:
-        """Every cut whose tail goes on with the second function, on every number of replicas that there is room for.
+        """Every cut whose tail goes on with the second function, on numbers of replicas that there is room for.
 
         Its replicas are started ahead, so that they are up when the cut comes where there is room before.
         """
@@ -283,11 +299,14 @@ class Tail:
             if left is None:
                 continue
             gone_s = np.sort(np.minimum(self.ends, left.gone_s))
-            linear_s = _linear_s(left, wide)
+            linear_s = _linear_s(left, wide.cost)
             tokens = float((left.held + left.more).sum())
             low = remaining_instances(len(left.more), tokens, wide.max_batch, wide.kv_tokens)
-            for replicas in range(low, min(wide.most, len(left.more)) + 1):
-                works = _works_s(left, linear_s, replicas, wide)
+            most = min(wide.most, len(left.more))
+            for replicas in sorted({low, *replica_counts(most)} if low <= most else ()):
+                if replicas < low:
+                    continue
+                works = _works_s(left, linear_s, replicas, wide.cost, wide.max_batch)
                 open_s = max(wide.room_at_s(replicas, gone_s), left.gone_s - wide.start_s, 0.0)
                 begin_s = max(left.gone_s, open_s + wide.start_s)
                 ends_s = (begin_s + works).tolist()
@@ -309,12 +328,10 @@ class Tail:
             begin_s, cost, max_batch = left.gone_s, self._moved, self.max_batch
             if choice.function == TAIL and self.wide is not None:
                 begin_s, cost, max_batch = choice.begin_s, self.wide.cost, self.wide.max_batch
-            for k in range(choice.migrate_to):
-                held, more = left.held[k :: choice.migrate_to][::-1], left.more[k :: choice.migrate_to][::-1]
-                prefill = float(held.sum())
-                own = finish_times_s(held, more, cost, max_batch=max_batch, prefill_tokens=prefill)
-                moved.append(begin_s + own)
-                named.append(left.numbers[k :: choice.migrate_to][::-1])
+            held, more = (_dealt(tokens, choice.migrate_to)[::-1].T for tokens in (left.held, left.more))
+            own = finish_times_s(held, more, cost, max_batch=max_batch, prefill_tokens=held.sum(axis=1))
+            moved.append(begin_s + own.T[::-1].ravel()[: len(left.more)])
+            named.append(left.numbers)
             times, numbers = np.concatenate(moved), np.concatenate(named)
         order = np.argsort(times, kind="stable")
         return times[order], numbers[order]
@@ -324,22 +341,24 @@ class Tail:
         return self.finish(choice)[0]
 
 
-def _linear_s(left: Leftover, wide: Wide) -> Array:
-    """Seconds that each sample adds to its replica's call, the decode steps aside. [samples; zeros follow]"""
-    cost, count = wide.cost, len(left.more)
-    found = np.zeros(count + wide.most)
-    found[:count] = cost.prefill_token_s * left.held + cost.sequence_s * left.more
-    found[:count] += cost.kv_token_s * kv_token_steps(left.held, left.more)
-    return found
+def _linear_s(left: Leftover, cost: GenerateCost) -> Array:
+    """Seconds that each sample adds to its replica's call, the decode steps aside. [samples]"""
+    linear_s: Array = cost.prefill_token_s * left.held + cost.sequence_s * left.more
+    return linear_s + cost.kv_token_s * kv_token_steps(left.held, left.more)
 
 
-def _works_s(left: Leftover, linear_s: Array, replicas: int, wide: Wide) -> Array:
+def _dealt(values: Array, replicas: int) -> Array:
+    """Of samples that are dealt to replicas in turn; zeros follow. [rounds, replicas]"""
+    rounds = -(-len(values) // replicas)
+    found = np.zeros(rounds * replicas)
+    found[: len(values)] = values
+    return found.reshape(rounds, replicas)
+
+
+def _works_s(left: Leftover, linear_s: Array, replicas: int, cost: GenerateCost, max_batch: int) -> Array:
     """Of each of `replicas` replicas that the leftover is dealt to in turn, most to come first. [replicas]"""
-    rows = -(-len(left.more) // replicas)
     steps = left.more[:replicas]
-    if rows > wide.max_batch:  # else none takes more steps than its first sample
-        more = np.zeros(rows * replicas)
-        more[: len(left.more)] = left.more
-        steps = np.maximum(steps, more.reshape(rows, replicas).sum(axis=0) / wide.max_batch)
-    works: Array = linear_s[: rows * replicas].reshape(rows, replicas).sum(axis=0)
-    return works + (wide.cost.call_s + wide.cost.step_s * steps)
+    if len(left.more) > replicas * max_batch:  # else none takes more steps than its first sample
+        steps = np.maximum(steps, _dealt(left.more, replicas).sum(axis=0) / max_batch)
+    works: Array = _dealt(linear_s, replicas).sum(axis=0)
+    return works + (cost.call_s + cost.step_s * steps)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.planner.fusion import Stream, replica_counts
-from orchestrator.planner.latency import GenerateCost, WorkCost
+from orchestrator.planner.latency import GenerateCost
 from orchestrator.planner.tail import ShardState, Tail, remaining_instances
 
 STEPS = GenerateCost(0.0, 0.0, 1.0, 0.0, 0.0)
@@ -78,50 +77,10 @@ def test_best_cut_never_loses_against_none() -> None:
     rng = np.random.default_rng(0)
     cost = GenerateCost(0.1, 1e-4, 0.01, 2e-4, 1e-8)
     end = tail([np.exp(rng.normal(5, 0.9, 32)).tolist() for _ in range(8)], cost, prompt=100)
-    by_cost = end.best(lambda c: (c.replica_s, c.time_s))
+    by_cost = min(end.moved(), key=lambda c: (c.replica_s, c.time_s))
     assert by_cost.replica_s < 0.8 * end.uncut.replica_s
-    by_time = end.best(lambda c: (c.time_s, c.replica_s))
+    by_time = min(end.moved(), key=lambda c: (c.time_s, c.replica_s))
     assert by_time.time_s <= end.uncut.time_s
-
-
-def test_follow_by_hand() -> None:
-    cost = WorkCost(1.0, 0.5, 0.0)
-    finish = np.array([1.0, 2.0, 3.0, 10.0])
-    whole = Stream(finish, np.zeros(4), cost, 4, 4.0, prewarmed=False).follow(2)
-    assert (whole.replicas, whole.begin_s, whole.end_s, whole.replica_s) == (1, 14.0, 17.0, 7.0)
-    ahead = Stream(finish, np.zeros(4), cost, 4, 4.0, prewarmed=True).follow(2)
-    assert (ahead.begin_s, ahead.end_s, ahead.replica_s) == (10.0, 13.0, 7.0)
-    halves = Stream(finish, np.zeros(4), cost, 2, 0.0, prewarmed=True).follow(1)
-    # 2 samples ready at 2 (2 s of work), 2 at 10: done at 12; the replica is paid for from 2 on.
-    assert (halves.begin_s, halves.end_s, halves.replica_s) == (2.0, 12.0, 10.0)
-    # The last two are longer: 2 s of work, then 2 + 3.
-    longer = Stream(finish, np.array([0.0, 0.0, 1.0, 2.0]), WorkCost(1.0, 0.5, 1.0), 2, 0.0, prewarmed=True).follow(1)
-    assert (longer.end_s, longer.done_s.tolist()) == (15.0, [4.0, 4.0, 15.0, 15.0])
-    # A replica whose first call loads for 3 s works from 5 s on.
-    loads = Stream(finish, np.zeros(4), WorkCost(1.0, 0.5, 0.0, first_s=3.0), 2, 0.0, prewarmed=True).follow(1)
-    assert (loads.begin_s, loads.done_s.tolist()) == (2.0, [7.0, 7.0, 12.0, 12.0])
-    late = Stream(finish, np.zeros(4), cost, 2, 1.0, prewarmed=True).follow(1, room_at_s=9.0)
-    assert (late.begin_s, late.end_s) == (10.0, 14.0)
-
-
-@given(
-    st.lists(st.floats(0, 50), min_size=1, max_size=40), st.integers(1, 8), st.integers(1, 6), st.floats(0, 60),
-    st.booleans(),
-)  # fmt: skip
-def test_no_stage_is_better_than_its_bound(
-    finish: list[float], micro_batch: int, replicas: int, room_at_s: float, prewarmed: bool
-) -> None:
-    cost, tokens = WorkCost(0.3, 0.2, 0.01), np.linspace(5.0, 40.0, len(finish))
-    stage = Stream(np.sort(finish), tokens, cost, micro_batch, 2.0, prewarmed)
-    found, (end_s, replica_s) = stage.follow(replicas, room_at_s), stage.least(replicas, room_at_s)
-    assert found.end_s >= end_s - 1e-9
-    assert found.replica_s >= replica_s - 1e-9
-
-
-def test_replica_counts_are_close_to_each_other_where_few_and_end_with_the_limit() -> None:
-    assert replica_counts(12) == [1, 2, 3, 4, 6, 8, 12]
-    assert replica_counts(64) == [1, 2, 3, 4, 6, 8, 16, 32, 64]
-    assert replica_counts(1) == [1]
 
 
 def test_capped_samples_that_end_together_are_moved_or_stay_once() -> None:
