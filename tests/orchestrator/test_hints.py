@@ -1,0 +1,79 @@
+"""What the orchestrator tells replicas to load, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from functions.exchange.directory import DirectoryExchange
+from functions.wire import Hint, Json, Version, hint_key
+from orchestrator.hints import Hints, penalty_models
+from orchestrator.store import Store
+
+FUNCTIONS = ("generate", "generate-tail", "reward", "reference", "critic", "cost-critic", "train-critic", "train")
+ACTOR, BASE, CRITIC, COST = Version("actor", 2, "c"), Version("actor", 0), Version("critic", 2, "d"), Version("cost", 2)
+PPO = {"actor": ACTOR, "reference": BASE, "critic": CRITIC, "cost-critic": COST}
+
+
+@pytest.fixture
+def exchange(tmp_path: Path) -> DirectoryExchange:
+    return DirectoryExchange(tmp_path)
+
+
+def tell(exchange: DirectoryExchange, hints: Hints, *told: dict[str, Version]) -> list[str]:
+    """Tells in turn; the keys that the last one wrote."""
+
+    async def all_of_them() -> None:
+        for versions in told:
+            for key in exchange.list("hints/"):
+                exchange.delete(key)
+            await hints.tell(versions)
+
+    asyncio.run(all_of_them())
+    return exchange.list("hints/")
+
+
+def loads(exchange: DirectoryExchange, function: str) -> list[tuple[str, dict[str, Version]]]:
+    hint = Hint.from_json(json.loads(exchange.get(hint_key(function))))
+    return [(load.operation, dict(load.weights)) for load in hint.loads]
+
+
+def hints(exchange: DirectoryExchange, settings: Json, epoch: int = 1) -> Hints:
+    return Hints(Store(exchange), FUNCTIONS, settings, epoch)
+
+
+def test_each_function_that_holds_versions_is_told_those_that_its_calls_will_name(exchange: DirectoryExchange) -> None:
+    keys = tell(exchange, hints(exchange, {"kl": {"where": "reward", "coef": 0.1}}), PPO)
+    assert keys == [f"hints/{f}" for f in ("cost-critic", "critic", "generate", "generate-tail", "reference")]
+    assert loads(exchange, "generate") == loads(exchange, "generate-tail") == [("generate", {"policy": ACTOR})]
+    assert loads(exchange, "critic") == [("values", {"model": CRITIC})]
+    assert loads(exchange, "cost-critic") == [("values", {"model": COST})]
+    assert loads(exchange, "reference") == [("logprobs", {"model": BASE}), ("logprobs", {"model": ACTOR})]
+
+
+def test_the_reference_alone_where_nothing_wants_the_actors_own(exchange: DirectoryExchange) -> None:
+    for settings in ({"kl": None}, {"kl": {"where": "loss"}}):
+        tell(exchange, hints(exchange, settings), PPO)
+        assert loads(exchange, "reference") == [("logprobs", {"model": BASE})]
+
+
+def test_hints_are_written_where_they_change_and_by_each_execution(exchange: DirectoryExchange) -> None:
+    first, later = {"actor": ACTOR, "reference": BASE}, {"actor": Version("actor", 3, "e"), "reference": BASE}
+    one = Hints(Store(exchange), ("generate", "reference", "train"), {"kl": None}, 1)
+    assert tell(exchange, one, first) == ["hints/generate", "hints/reference"]
+    assert tell(exchange, one, first) == []
+    assert tell(exchange, one, later) == ["hints/generate"]
+    assert loads(exchange, "generate") == [("generate", {"policy": later["actor"]})]
+    resumed = Hints(Store(exchange), ("generate", "reference", "train"), {"kl": None}, 2)
+    assert tell(exchange, resumed, later) == ["hints/generate", "hints/reference"]
+    assert json.loads(exchange.get("hints/generate"))["epoch"] == 2
+
+
+def test_whose_logprobs_a_penalty_wants() -> None:
+    assert penalty_models({}, PPO) == []
+    assert penalty_models({"kl": {"where": "loss"}}, PPO) == ["reference"]
+    assert penalty_models({"kl": {"where": "reward"}}, PPO) == ["reference", "actor"]
+    assert penalty_models({"kl": {"where": "reward"}}, {"actor": ACTOR, "reference": BASE}) == ["reference"]
