@@ -93,7 +93,8 @@ class LearnedCosts:
 
         `lengths` [S]: of the step's responses (GenerateFit). A call that tells no counts says nothing.
         `step_s` None: of a step whose time between calls is not typical.
-        The cold starts of `prewarmed` functions were partly over when they were called: they tell nothing.
+        A cold start goes on until the replica has loaded. Those of `prewarmed` functions were partly over when they
+        were called: they tell nothing.
         """
         if step_s is not None:
             self._between.append(max(0.0, step_s - open_s(calls)))
@@ -102,7 +103,8 @@ class LearnedCosts:
         for call in calls:
             by_function.setdefault(call.function, []).append(call)
             if call.cold and call.function not in prewarmed:
-                self._starts.setdefault(call.function, deque(maxlen=STARTS_KEPT)).append(call.start_s)
+                cold_s = call.start_s + call.stats.get("load_s", 0.0)
+                self._starts.setdefault(call.function, deque(maxlen=STARTS_KEPT)).append(cold_s)
         for function, made in sorted(by_function.items()):
             if function in self._generators:
                 made = [c for c in made if all(count in c.stats for count in _COUNTS)]
@@ -127,7 +129,7 @@ class LearnedCosts:
         known = self.priors.work.get(function)
         apart = len(seen) > 1 or (known is not None and max(known.shared_s, known.first_s) > 0.0)
         x = np.column_stack((np.array(rows), np.array(last) * apart))
-        y = np.array([c.work_s - c.stats.get("waited_s", 0.0) for c in calls])
+        y = np.array([c.work_s - c.stats.get("waited_s", 0.0) - _start_load_s(c) for c in calls])
         errors = np.zeros(0) if fit.theta is None else relative_errors(fit.predict(x), y)
         fit.observe(x, y)
         return errors
@@ -180,7 +182,7 @@ class GenerateFit:
         spread = np.array([_squared_per_token(np.minimum(lengths, s)) for s in count["decode_steps"]])
         held = count["decode_tokens"] * (came + 0.5 * spread)
         x = np.column_stack((count["decode_steps"], count["decode_tokens"], held))
-        work = np.array([c.work_s for c in calls], dtype=np.float64)
+        work = np.array([c.work_s - _start_load_s(c) for c in calls], dtype=np.float64)
         errors = np.zeros(0)
         if (cost := self.cost) is not None:
             believed = cost.call_s + cost.prefill_token_s * count["prefill_tokens"] + self._decode.predict(x)
@@ -194,6 +196,11 @@ class GenerateFit:
             self._moves = bool(moved.sum() > again.sum())
         self._overhead.observe(np.ones((len(calls), 1)), work - count["prefill_s"] - count["decode_s"] - moved_s)
         return errors
+
+
+def _start_load_s(call: CallObservation) -> float:
+    """Of a replica's first call: what it waited for the weights, which is part of the replica's start."""
+    return call.stats.get("load_s", 0.0) if call.cold else 0.0
 
 
 def _squared_per_token(lengths: Array) -> float:

@@ -17,7 +17,7 @@ from itertools import count
 
 from functions.wire import Call, Event
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError, Replica, ReplicaState, Usage
-from orchestrator.simulation.functions import Held, Model
+from orchestrator.simulation.functions import Held, Model, hinted
 from orchestrator.simulation.memory import MemoryExchange
 from orchestrator.simulation.perform import perform
 
@@ -205,6 +205,7 @@ class SimulatedPlatform:
 
     async def _cold_start(self, deployed: _Deployed, replica: _Replica) -> None:
         await asyncio.sleep(deployed.model.start_s)
+        replica.held.load_ahead(hinted(deployed.spec.name, self._exchange), deployed.model, _now_s())
         replica.state, replica.since_s = "idle", _now_s()
         self._dispatch()
 

@@ -7,15 +7,17 @@ arranged the work, so that the committed history of two policies can be compared
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import json
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import xxhash
 
+from functions.exchange.base import NotFound
 from functions.samples import Columns, Finish, Ragged, SampleBatch
-from functions.wire import Call, Event, Json, Version
+from functions.wire import Call, Event, Hint, Json, Version, hint_key
 from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.planner.prefixes import Prefixes
 from orchestrator.simulation.decoding import Item, Schedule, schedule
@@ -37,7 +39,9 @@ class Generate:
     start_s: float
     """From nothing to a replica that takes calls."""
     load_s: float
-    """To take up a version of the policy that the replica does not hold."""
+    """To take up a version of the policy that the replica does not hold,"""
+    delta_s: float
+    """and one where it holds the version before (docs/weights.md)."""
     slots: int = 64
     kv_tokens: int | None = None
     share_prefixes: bool = True
@@ -52,6 +56,8 @@ class Work:
     """Of train: of one rank."""
     start_s: float
     load_s: float = 0.0
+    delta_s: float = 0.0
+    """As of Generate."""
     state_s: float = 0.0
     """Of train: for one rank alone to read weights and optimizer state before the step, and again to write them after
     it; a gang's ranks share it."""
@@ -68,14 +74,43 @@ class Held:
     versions: list[Version] = field(default_factory=list)
     """The latest used is last."""
     calls: int = 0
+    ahead: list[tuple[Version, float, float]] = field(default_factory=list)
+    """What it loads before its first call: from when, until when."""
 
-    def load_s(self, call: Call, model: Model) -> float:
-        """Seconds to take up the versions that the call names and the replica does not hold."""
-        used = list(call.weights.values())
-        missing = [version for version in used if version not in self.versions]
-        held = [version for version in self.versions if version not in used] + used
+    def load_ahead(self, hinted: Sequence[Version], model: Model, now_s: float) -> None:
+        """As the replica starts, one version after the other."""
+        for version in hinted:
+            end_s = now_s + self.take_up_s([version], model)
+            self.ahead.append((version, now_s, end_s))
+            now_s = end_s
+
+    def first_call_s(self, now_s: float) -> tuple[float, float]:
+        """What the first call waits for, and what was over before it: what has not begun to load is left."""
+        begun = [(from_s, until_s) for _, from_s, until_s in self.ahead if from_s <= now_s]
+        self.versions = [v for v in self.versions if v not in [left for left, _, _ in self.ahead[len(begun) :]]]
+        if not begun:
+            return 0.0, 0.0
+        return max(0.0, begun[-1][1] - now_s), min(now_s, begun[-1][1]) - begun[0][0]
+
+    def take_up_s(self, used: Sequence[Version], model: Model) -> float:
+        """Seconds to take up those of the versions that the replica does not hold."""
+        found = 0.0
+        for version in used:
+            if version not in self.versions:
+                before = any(v.model == version.model and v.number == version.number - 1 for v in self.versions)
+                found += model.delta_s if before else model.load_s
+        held = [version for version in self.versions if version not in used] + list(used)
         self.versions = held[-HELD if isinstance(model, Work) else -1 :]
-        return model.load_s * len(missing)
+        return found
+
+
+def hinted(function: str, exchange: MemoryExchange) -> list[Version]:
+    """What the hint of `function` names (functions/ahead.py), in its order."""
+    try:
+        hint = Hint.from_json(json.loads(exchange.get(hint_key(function))))
+    except NotFound:
+        return []
+    return [version for load in hint.loads for version in load.weights.values()]
 
 
 async def busy(seconds: float) -> Events:

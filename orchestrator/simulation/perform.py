@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 from functions.wire import Call, Event
 from orchestrator.simulation.functions import Events, Generate, Held, Model, Work, busy, generate, work
 from orchestrator.simulation.memory import MemoryExchange
@@ -12,15 +15,19 @@ async def perform(call: Call, model: Model, held: Held, exchange: MemoryExchange
     """The call's events, in virtual time."""
     yield Event("started", data={"replica": held.name, "calls": held.calls})
     held.calls += 1
-    load_s = held.load_s(call, model)
-    if isinstance(model, Work) and held.calls == 1:
-        load_s += model.cost.first_s
-    if load_s:
-        async for beat in busy(load_s):
+    load_s, more_s, told = 0.0, 0.0, {}
+    if held.calls == 1:
+        load_s, before_s = held.first_call_s(asyncio.get_running_loop().time())
+        more_s = model.cost.first_s if isinstance(model, Work) else 0.0
+        told["loaded_ahead_s"] = before_s
+    load_s += held.take_up_s(list(call.weights.values()), model)
+    told["load_s"] = load_s
+    if load_s + more_s:
+        async for beat in busy(load_s + more_s):
             yield beat
     if isinstance(model, Generate):
         events = generate(call, model, exchange)
     else:
         events = (train if model.kind == "train" else work)(call, model, exchange)
     async for event in events:
-        yield event
+        yield replace(event, data={**event.data, **told}) if event.kind == "done" else event

@@ -70,7 +70,7 @@ class Recorded(Scenario):
             start_s = self.costs.start_s[spec.name]
             if spec.kind == "generate":
                 assert self.costs.generate is not None, "replay has looked"
-                found[spec.name] = Generate(self.costs.generate, self.lengths, start_s, 0.0, self.slots, kv)
+                found[spec.name] = Generate(self.costs.generate, self.lengths, start_s, 0.0, 0.0, self.slots, kv)
             else:
                 cost = self.costs.work[spec.name]
                 found[spec.name] = Work(KINDS[spec.kind], cost, start_s, state_s=cost.shared_s / 2)

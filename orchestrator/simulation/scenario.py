@@ -60,6 +60,9 @@ class Scenario:
     as after vLLM's level-1 sleep: 0.26 to 3 s on record). 25 s is on record for a process from nothing."""
     link_gb_s: float = 6.25
     """Exchange to GPU, per GPU: g6e.48xlarge has 400 Gbit/s for 8."""
+    delta_fraction: float = 0.1
+    """Of the time that weights take: a next version, where the one before is held. ASSUMED: 0.016 of the bytes and 0.07
+    of the CPU seconds were measured (docs/weights.md)."""
     reshard_s: float = 1.0
     """Colocated: training layout to generation layout, and the engine's sleep and wake-up."""
     call_s: float = 0.1
@@ -127,12 +130,13 @@ class Scenario:
         colocated = policy.colocated
         for spec in self.specs(policy):
             link_bytes_s = 1e9 * self.link_gb_s * max(1, spec.gpus)
-            loads = self.model.weight_bytes / link_bytes_s
+            loads = self.reshard_s if colocated else self.model.weight_bytes / link_bytes_s
+            delta_s = loads if colocated else self.delta_fraction * loads
             start_s = 0.0 if colocated else self.process_s
             if spec.kind == "generate":
                 cost = generate_prior(self.device, self.model, spec.gpus, link_gb_s=self.link_gb_s, call_s=self.call_s)
                 found[spec.name] = Generate(
-                    cost, self.lengths, start_s, self.reshard_s if colocated else loads, self.slots,
+                    cost, self.lengths, start_s, loads, delta_s, self.slots,
                     kv_capacity_tokens(self.device, self.model, spec.gpus),
                 )  # fmt: skip
             elif spec.kind == "reward":
@@ -140,14 +144,15 @@ class Scenario:
                 found[spec.name] = Work("reward", cost_of_reward, 0.0 if colocated else 1.0)
             elif spec.kind == "reference":
                 forward = forward_prior(self.device, self.model, spec.gpus, call_s=self.call_s)
-                found[spec.name] = Work("reference", forward, start_s, 0.0 if colocated else loads)
+                held = (0.0, 0.0) if colocated else (loads, delta_s)
+                found[spec.name] = Work("reference", forward, start_s, *held)
             else:
                 train = train_prior(self.device, self.model, spec.gpus, call_s=self.call_s, recompute=self.recompute)
                 if policy.old_logprobs and not self.critics:  # with a critic the reference function has them
                     again = forward_prior(self.device, self.model, spec.gpus)
                     train = WorkCost(train.call_s, train.sample_s, train.token_s + again.token_s)
                 state_s = 0.0 if colocated else self.state_bytes / link_bytes_s
-                found[spec.name] = Work("train", train, start_s, 0.0, state_s)
+                found[spec.name] = Work("train", train, start_s, state_s=state_s)
         return found
 
     def limits(self, policy: Policy) -> dict[str, FunctionLimits]:
@@ -161,21 +166,18 @@ class Scenario:
         }  # fmt: skip
 
     def priors(self, policy: Policy) -> Priors:
-        """What a planner is told beforehand: the roofline, and the cold starts as configured.
-
-        Every call of a wide tail is its replica's first, and loads.
-        """
+        """What a planner is told beforehand: the roofline, and the cold starts as configured, loading included."""
         models = self.models(policy)
         work: dict[str, WorkCost] = {}
         for spec in self.specs(policy):
             model = models[spec.name]
             if isinstance(model, Work):
-                work[spec.name] = replace(model.cost, shared_s=2 * model.state_s, first_s=model.load_s)
+                work[spec.name] = replace(model.cost, shared_s=2 * model.state_s)
         generate = models["generate"]
         assert isinstance(generate, Generate), "generate generates"
         tail = models.get(TAIL)
-        wide = replace(tail.cost, call_s=tail.cost.call_s + tail.load_s) if isinstance(tail, Generate) else None
-        return Priors(generate.cost, work, {name: m.start_s for name, m in models.items()}, wide)
+        wide = tail.cost if isinstance(tail, Generate) else None
+        return Priors(generate.cost, work, {name: m.start_s + m.load_s for name, m in models.items()}, wide)
 
     def _ranks(self, policy: Policy) -> int:
         """All GPUs where functions take turns on them or ranks are chosen each step; else as configured."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from functions.samples import Columns, Finish, SampleBatch
-from functions.wire import Call, Event, Ref, Version
+from functions.wire import Call, Event, Hint, Load, Ref, Version, hint_key
 from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
 from orchestrator.platforms.simulated import Pool, SimulatedPlatform
@@ -35,12 +37,20 @@ class Table:
 
 
 def world(
-    lengths: Table, *, gpus: int = 1, pool: Pool | None = None, load_s: float = 0.0, slots: int = 64
+    lengths: Table,
+    *,
+    gpus: int = 1,
+    pool: Pool | None = None,
+    load_s: float = 0.0,
+    delta_s: float = 0.0,
+    slots: int = 64,
+    moved_token_s: float | None = None,
 ) -> tuple[SimulatedPlatform, MemoryExchange, list[FunctionSpec]]:
     exchange = MemoryExchange(lambda: asyncio.get_running_loop().time())
     cost = GenerateCost(call_s=0.0, prefill_token_s=0.01, step_s=1.0, sequence_s=0.0, kv_token_s=0.0)
+    cost = replace(cost, moved_token_s=moved_token_s)
     models: dict[str, Model] = {
-        "generate": Generate(cost, lengths, start_s=10.0, load_s=load_s, slots=slots),
+        "generate": Generate(cost, lengths, start_s=10.0, load_s=load_s, delta_s=delta_s, slots=slots),
         "reward": Work("reward", WorkCost(1.0, 0.5, 0.0), start_s=2.0),
         "train": Work("train", WorkCost(0.0, 0.0, 0.1), start_s=4.0),
     }
@@ -91,6 +101,51 @@ def test_a_cold_call_by_hand() -> None:
     assert stats["decode_s"] == pytest.approx(100.0)
     last = SampleBatch.decode(exchange.get(cast(Ref, events[3][1].ref)))
     assert (last.group.tolist(), last.index.tolist(), last.finish.tolist()) == ([1], [0], [Finish.LENGTH])
+
+
+def test_a_replica_loads_what_its_hint_names_as_it_starts() -> None:
+    """Up at 10 s, it loads version 0 until 12 s; a call for version 1 comes at 11 s: it waits, and takes the delta."""
+    platform, exchange, specs = world(Table([3]), load_s=2.0, delta_s=0.5)
+    hint = Hint(1, [Load("generate", POLICY)])
+    exchange.put(hint_key("generate"), json.dumps(hint.to_json()).encode())
+
+    async def main() -> list[tuple[float, Event]]:
+        await platform.deploy(specs)
+        await platform.scale("generate", 1)
+        await asyncio.sleep(11.0)
+        call = replace(generate_call(exchange, prompts(1, 1)), weights={"policy": Version("actor", 1, "train")})
+        again = replace(call, id="s000001.generate.d")
+        return await collect(platform, "generate", call) + await collect(platform, "generate", again)
+
+    events = run(main())
+    assert [(t, e.kind) for t, e in events if e.kind != "samples"] == [
+        (11.0, "started"), (pytest.approx(11 + 1.0 + 0.5 + 0.1 + 3), "done"),
+        (pytest.approx(15.6), "started"), (pytest.approx(15.6 + 0.1 + 3), "done"),
+    ]  # fmt: skip
+    told = [{k: e.data.get(k) for k in ("load_s", "loaded_ahead_s")} for _, e in events if e.kind == "done"]
+    assert told == [{"load_s": 1.5, "loaded_ahead_s": 1.0}, {"load_s": 0.0, "loaded_ahead_s": None}]
+
+
+def test_a_cut_writes_keys_and_values_before_it_hands_over() -> None:
+    """10 prompt tokens and 4 of the response at 0.25 s a token, there and here."""
+    platform, exchange, specs = world(Table([20]), moved_token_s=0.25)
+
+    async def main() -> list[tuple[float, Event]]:
+        await platform.deploy(specs)
+        await platform.scale("generate", 1)
+        call = generate_call(exchange, prompts(1, 1))
+        asyncio.get_running_loop().call_at(14.1, lambda: exchange.put(call.cut_key, b"cut"))
+        events = await collect(platform, "generate", call)
+        rest = Call("s000001.tail", "generate", {"samples": [cast(Ref, events[1][1].ref)]}, POLICY, call.params, 1)
+        return events + await collect(platform, "generate", rest)
+
+    events = run(main())
+    assert [(t, e.kind) for t, e in events] == [
+        (10.0, "started"), (pytest.approx(14.1 + 3.5), "cut"), (pytest.approx(17.6), "done"),
+        (pytest.approx(17.6), "started"), (pytest.approx(17.6 + 3.5 + 16), "samples"), (pytest.approx(37.1), "done"),
+    ]  # fmt: skip
+    assert events[2][1].data["decode_s"] == pytest.approx(4.0, rel=0.03)  # writing is no decoding
+    assert (events[-1][1].data["prefill_tokens"], events[-1][1].data["moved_tokens"]) == (0, 14)
 
 
 def test_slots_are_refilled() -> None:
