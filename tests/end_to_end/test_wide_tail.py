@@ -33,9 +33,9 @@ LONG = [
     "validation.every=0",
     "rollout.n=16",
     "rollout.max_response_length=24",
-    "rollout.slots=2",
+    "rollout.slots=8",
 ]
-"""Some hundred decode steps, so that a cut finds most samples unfinished."""
+"""Three cohorts after another in each replica, so that a cut finds most samples unfinished, and many begun."""
 WIDE = [
     "planner.policy=ours", "planner.gpu=L40S", "functions.generate.gpus=1", f"functions.{TAIL}.gpus=1",
     f"functions.{TAIL}.usd_per_hour=3600", "functions.generate.usd_per_hour=3600",
@@ -54,6 +54,11 @@ def uncut(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def steps(run: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if line.get("critic/groups")]
+
+
+def moved(run: Path) -> float:
+    """Tokens whose keys and values went with cuts. (A replica that is cut between two cohorts has none.)"""
+    return sum(float(line["rollout/moved_tokens"]) for line in steps(run))
 
 
 def tail_has_begun(run: Path) -> bool:
@@ -103,6 +108,7 @@ def test_a_tail_on_its_own_function_is_the_same_job(
     migrated = [line["rollout/migrated"] for line in steps(run)]
     assert len(migrated) == 2
     assert all(0 < count < 48 for count in migrated)
+    assert moved(run) > 0
 
     functions = TraceFile(run / "trace.json").read().functions
     tails = [work for work in functions[TAIL].work if work.operation == "generate"]
@@ -149,6 +155,7 @@ def test_the_tails_replica_dies_in_mid_tail(
     run = tmp_path / "run"
     in_this_process(job, run, monkeypatch, kill=True)
     assert_same(run, uncut)
+    assert moved(run) > 0
     assert json.loads((run / "cost.json").read_text())["functions"][TAIL]["starts"] == 3
 
 

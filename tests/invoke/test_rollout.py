@@ -1,0 +1,84 @@
+"""Keys and values of a tail that is cut: there while they are wanted, deleted as soon as they are not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from functions.exchange.directory import DirectoryExchange
+from functions.wire import Call
+from orchestrator.dataflow import Samples
+from orchestrator.errors import CallFailed
+from orchestrator.fleet import Fleet
+from orchestrator.invoke import Invoker, RetryPolicy
+from orchestrator.platforms.base import FunctionSpec
+from orchestrator.platforms.local import LocalPlatform
+from orchestrator.rollout import Rollout, Shard, regroup
+from orchestrator.store import Store
+
+FUNCTION = Path(__file__).parent / "cut_for_tests.py"
+PARAMS = {"fail": False, "die": False, "last": 0}
+
+
+def blobs(exchange: DirectoryExchange) -> list[str]:
+    return [key for key in exchange.list("calls/") if "/caches/" in key]
+
+
+async def generation(root: Path, params: dict[str, Any]) -> tuple[list[tuple[int, int]], list[str]]:
+    """Two calls of three samples, cut when one of each is finished, the rest in two calls. Returns the finished samples
+    and the blobs that were there at the cut; raises what the calls raise."""
+    exchange = DirectoryExchange(f"{root}/exchange/job")
+    store = Store(exchange)
+    platform = LocalPlatform(str(root / "exchange"), "job", log_dir=root / "logs")
+    made: dict[str, int] = {}
+
+    def call(function: str, shard: Shard) -> Call:
+        identity = f"{function}.{made.setdefault(shard.samples[0].key, len(made))}"
+        return Call(identity, "generate", shard.inputs, params=PARAMS | params)
+
+    try:
+        await platform.deploy([FunctionSpec("f", f"{FUNCTION}:Cut", max_replicas=2)])
+        fleet = Fleet(platform, Invoker(platform, retry=RetryPolicy(attempts=2, base_s=0.01)))
+        rollout = Rollout(call, store, unfinished=6, cut_below=4, migrate_to=1)
+        samples = Samples()
+        try:
+            async with fleet.stage("f", 2) as stage:
+                first = [Shard([await store.put(f"batches/{n}", str(n).encode())]) for n in range(2)]
+                leftovers = await rollout.run(stage, first, samples)
+                there = blobs(exchange)
+                await rollout.run(stage, regroup(leftovers, 2), samples)
+        finally:
+            await rollout.aclose()
+        assert rollout.unfinished == 0
+        return sorted((g, i) for item in rollout.finished for g, i in zip(item.group, item.index, strict=True)), there
+    finally:
+        await platform.close()
+
+
+EVERY = [(group, index) for group in range(2) for index in range(3)]
+
+
+def test_they_are_deleted_call_by_call(tmp_path: Path) -> None:
+    """A call that goes on waits until those of the other are gone, and its own alone are left."""
+    finished, there = asyncio.run(generation(tmp_path, {"last": 2}))
+    assert finished == EVERY
+    assert len(there) == 4
+    assert blobs(DirectoryExchange(f"{tmp_path}/exchange/job")) == []
+
+
+def test_a_replica_that_dies_finds_them_again(tmp_path: Path) -> None:
+    finished, _ = asyncio.run(generation(tmp_path, {"die": True}))
+    assert finished == EVERY
+    exchange = DirectoryExchange(f"{tmp_path}/exchange/job")
+    assert len(exchange.list("died/")) == 2
+    assert blobs(exchange) == []
+
+
+def test_they_go_with_a_step_that_fails(tmp_path: Path) -> None:
+    with pytest.raises(ExceptionGroup) as failed:
+        asyncio.run(generation(tmp_path, {"fail": True}))
+    assert failed.group_contains(CallFailed, match="no more")
+    assert blobs(DirectoryExchange(f"{tmp_path}/exchange/job")) == []
