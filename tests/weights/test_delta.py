@@ -77,7 +77,7 @@ def applied(old: Tensors, delta: Difference) -> Tensors:
     return {name: data.view(-1).view(old[name].dtype).view(old[name].shape) for name, data in result.items()}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 2**28 - 1), unique=True, max_size=50), st.lists(st.integers(0, 300), max_size=300))
 def test_gaps_are_leb128_and_come_back(far: list[int], near: list[int]) -> None:
     positions = sorted({*far, *np.cumsum(near).tolist()})
@@ -93,7 +93,7 @@ def test_gaps_are_leb128_and_come_back(far: list[int], near: list[int]) -> None:
     assert decode_gaps(encoded, len(positions)).tolist() == positions
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**31), st.sampled_from([0.0, 0.001, 0.02, 0.1]), st.integers(1, 400))
 def test_what_changed_and_nothing_else_is_in_a_delta(seed: int, share: float, part_bytes: int) -> None:
     old = random_tensors(seed)
@@ -129,7 +129,7 @@ def test_tensors_longer_than_a_section(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list(decode(delta.parts[0]))) == 4
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**31), st.integers(1, 4))
 def test_writers_of_parts_say_together_what_changed(seed: int, writers: int) -> None:
     """Blocks dealt at random to several writers, as ranks of a gang have them."""
