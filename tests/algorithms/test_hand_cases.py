@@ -69,7 +69,7 @@ def test_segments() -> None:
     near(keep_sequences(mask=MASK, segment=SEGMENT, keep=torch.tensor([True, True, False])), 1, 1, 0, 0, 0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8))
 def test_flat_and_padded_are_inverse(lengths: list[int]) -> None:
     segment = from_lengths(lengths=torch.tensor(lengths))

@@ -97,7 +97,7 @@ def losses(batch: Batch, totals: Totals, aggregation: str) -> dict[str, tuple[Te
     return out
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**31),
     lengths=st.lists(st.integers(0, 12), min_size=1, max_size=12),
@@ -132,7 +132,7 @@ def test_parts_add_up_to_the_whole_batch(seed: int, lengths: list[int], parts: i
             assert combined[key] == pytest.approx(value, abs=1e-6 * scale, rel=1e-6), (name, key)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**31), lengths=st.lists(st.integers(0, 9), min_size=2, max_size=9))
 def test_totals_of_ranks_add_up(seed: int, lengths: list[int]) -> None:
     batch = make_batch(seed, lengths)
@@ -148,7 +148,7 @@ def test_totals_of_ranks_add_up(seed: int, lengths: list[int]) -> None:
     assert ranks[0] + ranks[1] == whole
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**31),
     lengths=st.lists(st.integers(0, 9), min_size=2, max_size=9),

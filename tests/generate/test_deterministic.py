@@ -54,7 +54,7 @@ def alone(engine: TorchEngine, requests: list[Request]) -> Bits:
     return found
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_samples_do_not_depend_on_what_is_generated_with_them(
     engine: TorchEngine, requests: list[Request], alone: Bits, data: st.DataObject
@@ -69,7 +69,7 @@ def enough(looks: Iterator[int], steps: int) -> bool:
     return next(looks) >= steps
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_samples_do_not_depend_on_cuts(
     engine: TorchEngine, requests: list[Request], alone: Bits, data: st.DataObject

@@ -74,7 +74,7 @@ def test_frequencies_are_the_probabilities() -> None:
     torch.testing.assert_close(frequency, logits[0].softmax(-1), atol=1.01 / 4096, rtol=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     uniform=st.sampled_from([0.0, 2.0**-24, 0.5, 1 - 2.0**-24]),

@@ -94,7 +94,7 @@ def test_a_kill_between_the_journals_commit_and_the_books(tmp_path: Path) -> Non
     assert [s.functions["reward"].replica_s for s in ledger.books.steps] == [4.0, 1.0]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     lives=st.lists(st.tuples(st.floats(0, 50), st.floats(0, 50), st.sampled_from(SPECS)), max_size=12),
     commits=st.lists(st.floats(0.1, 30), max_size=6),

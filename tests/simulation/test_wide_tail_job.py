@@ -76,7 +76,7 @@ def test_learning_is_the_same_with_and_without() -> None:
     assert histories[0] == histories[1]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     st.sampled_from(["grpo", "ppo"]), st.sampled_from([8, 12, 16]), st.sampled_from([2, 4]), st.floats(0.3, 1.1),
     st.sampled_from([Goal("speed"), Goal("knee"), Goal("cost")]), st.integers(0, 99),
