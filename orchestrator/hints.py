@@ -27,14 +27,13 @@ class Hints:
 
     async def tell(self, versions: Mapping[str, Version]) -> None:
         """Calls from here on will name `versions`, by model."""
-        hints = {f: Hint(self._epoch, loads) for f in self._functions if (loads := self._loads(f, versions))}
+        hints = {f: Hint(self._epoch, self._loads(f, versions)) for f in self._functions if not f.startswith("train")}
         changed = {f: hint for f, hint in hints.items() if self._told.get(f) != hint}
         await asyncio.gather(*(self._store.put(hint_key(f), canonical(h.to_json())) for f, h in changed.items()))
         self._told |= changed
 
     def _loads(self, function: str, versions: Mapping[str, Version]) -> list[Load]:
-        """In the order in which they are likely to be wanted; of functions that hold no versions none, and none of a
-        trainer: its gangs load together."""
+        """In the order in which they are likely to be wanted. Trainers have no hint: a gang's ranks load together."""
         if function in ("generate", TAIL):
             return [Load("generate", {"policy": versions["actor"]})]
         if function in CRITICS:
@@ -42,6 +41,8 @@ class Hints:
         if function == "reference":
             models = penalty_models(self._settings, versions) or ["reference"]
             return [Load("logprobs", {"model": versions[model]}) for model in models]
+        if function == "reward" and "reward" in versions:
+            return [Load("score", {"model": versions["reward"]})]
         return []
 
 

@@ -8,7 +8,8 @@ params   score       rule:<name> | path/to/file.py:function | package.module:fun
          micro_batch_tokens   of the reward model, padding included, default 16384
 done     ref Columns: "score" and every other number that the scorer gave, of the samples that have a score
          data {"failed": [{"group", "index", "message"}], "texts": Ref of JSON lines, "samples", "tokens" (prompts'
-         included), "seconds": of the scorer}
+         included), "seconds": of the scorer, "load_s" (functions/ahead.py)}
+ahead    as a replica starts, it loads the reward model that its function's hint names
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from functions.reward.remote import Remote
 from functions.reward.scorer import Failed, Item, Scored, Scorer
 from functions.samples import Columns, Finish, SampleBatch
 from functions.weights.manifest import Manifest, label, read_manifest
-from functions.wire import Call, Event, Version
+from functions.wire import Call, Event, Load, Version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +57,19 @@ class RewardFunction:
         self._tokenizers: dict[str, Tokenizer] = {}
         self._model: tuple[Version, Any] | None = None
 
+    def load_ahead(self, load: Load, context: Context) -> None:
+        if load.operation != "score" or "model" not in load.weights:
+            raise FatalError("the reward function loads for operation 'score', with weights.model")
+        with context.phase("load"):
+            self._hold(load.weights["model"], context)
+
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "score":
             raise FatalError(f"the reward function has no operation {call.operation!r}; it has: score")
         params = parse(ScoreParams, call.params, "params of score")
         if "policy" not in call.weights:
             raise FatalError("score wants the version that made the samples as weights.policy, for its tokenizer")
-        with context.phase("load"):
+        with context.phase("load"), context.loading.timed():
             scorer = self._scorer(params, call, context)
         with context.phase("read"):
             batch = read_samples(call, context.exchange)
@@ -88,7 +95,7 @@ class RewardFunction:
             texts_ref = context.exchange.put(f"{call.prefix}texts.jsonl", texts)
         tokens = int(batch.prompts.lengths[batch.prompt].sum() + batch.responses.lengths.sum())
         counts = {"samples": len(batch), "tokens": tokens, "seconds": round(seconds, 6)}
-        yield Event("done", ref, {"failed": failed, "texts": texts_ref.to_json(), **counts})
+        yield Event("done", ref, {"failed": failed, "texts": texts_ref.to_json(), **counts, **context.loading.stats()})
 
     def _scorer(self, params: ScoreParams, call: Call, context: Context) -> Scorer:
         score, timeout_s = params.score, params.timeout_s
@@ -103,24 +110,31 @@ class RewardFunction:
     def _reward_model(self, params: ScoreParams, call: Call, context: Context) -> Scorer:
         if "model" not in call.weights:
             raise FatalError("score = 'model' needs the version of the reward model as weights.model")
-        from functions.models import load_reward_model, pick_device, pick_dtype  # torch: only where there is a model
         from functions.reward.model import RewardModel
-        from functions.weights.materialize import materialize
 
         version = call.weights["model"]
-        if self._model is None or self._model[0] != version:
-            self._model = None
-            directory = materialize(context.exchange, version, Path(context.scratch) / "reward-model")
-            try:
-                device, dtype = str(pick_device(self._device)), pick_dtype(self._dtype)
-                self._model = (version, load_reward_model(directory, dtype=dtype, device=device))
-            except ValueError as error:
-                raise FatalError(str(error)) from error
+        model = self._hold(version, context)
         manifest, policy = (read_manifest(context.exchange, call.weights[role]) for role in ("model", "policy"))
         same = _tokenizer_file(manifest, version) == _tokenizer_file(policy, call.weights["policy"])
         tokenizer = None if same else self._tokenizer(manifest, context)
         name, budget = f"reward model {label(version)}", params.micro_batch_tokens
-        return RewardModel(name, self._model[1], tokenizer, budget, context.check)
+        return RewardModel(name, model, tokenizer, budget, context.check)
+
+    def _hold(self, version: Version, context: Context) -> Any:
+        """The reward model `version`, a PreTrainedModel."""
+        from functions.models import load_reward_model, pick_device, pick_dtype  # torch: only where there is a model
+        from functions.weights.materialize import materialize
+
+        if self._model is not None and self._model[0] == version:
+            return self._model[1]
+        self._model = None
+        directory = materialize(context.exchange, version, Path(context.scratch) / "reward-model")
+        try:
+            device, dtype = str(pick_device(self._device)), pick_dtype(self._dtype)
+            self._model = (version, load_reward_model(directory, dtype=dtype, device=device))
+        except ValueError as error:
+            raise FatalError(str(error)) from error
+        return self._model[1]
 
     def _items(self, batch: SampleBatch, call: Call, context: Context) -> list[Item]:
         tokenizer = self._tokenizer(read_manifest(context.exchange, call.weights["policy"]), context)

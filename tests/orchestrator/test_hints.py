@@ -15,6 +15,7 @@ from orchestrator.store import Store
 
 FUNCTIONS = ("generate", "generate-tail", "reward", "reference", "critic", "cost-critic", "train-critic", "train")
 ACTOR, BASE, CRITIC, COST = Version("actor", 2, "c"), Version("actor", 0), Version("critic", 2, "d"), Version("cost", 2)
+SCORER = Version("reward", 0)
 PPO = {"actor": ACTOR, "reference": BASE, "critic": CRITIC, "cost-critic": COST}
 
 
@@ -47,11 +48,14 @@ def hints(exchange: DirectoryExchange, settings: Json, epoch: int = 1) -> Hints:
 
 def test_each_function_that_holds_versions_is_told_those_that_its_calls_will_name(exchange: DirectoryExchange) -> None:
     keys = tell(exchange, hints(exchange, {"kl": {"where": "reward", "coef": 0.1}}), PPO)
-    assert keys == [f"hints/{f}" for f in ("cost-critic", "critic", "generate", "generate-tail", "reference")]
+    assert keys == [f"hints/{f}" for f in ("cost-critic", "critic", "generate", "generate-tail", "reference", "reward")]
     assert loads(exchange, "generate") == loads(exchange, "generate-tail") == [("generate", {"policy": ACTOR})]
     assert loads(exchange, "critic") == [("values", {"model": CRITIC})]
     assert loads(exchange, "cost-critic") == [("values", {"model": COST})]
     assert loads(exchange, "reference") == [("logprobs", {"model": BASE}), ("logprobs", {"model": ACTOR})]
+    assert loads(exchange, "reward") == [], "its scorer is no model"
+    tell(exchange, hints(exchange, {"kl": None}), PPO | {"reward": SCORER})
+    assert loads(exchange, "reward") == [("score", {"model": SCORER})]
 
 
 def test_the_reference_alone_where_nothing_wants_the_actors_own(exchange: DirectoryExchange) -> None:

@@ -18,7 +18,7 @@ from functions.reward.model import token_batches
 from functions.samples import Columns, Finish, Ragged, SampleBatch
 from functions.weights.base import import_model
 from functions.weights.manifest import Manifest, manifest_key
-from functions.wire import Call, Version
+from functions.wire import Call, Load, Version
 
 POLICY = Version("actor", 3, "abc")
 WORDS = ["<end>", "<pad>", *"abcdefghij"]
@@ -77,7 +77,10 @@ def test_scores_are_those_of_each_sample_alone(tmp_path: Path, words: list[str])
         "c", "score", inputs, {"policy": POLICY, "model": version}, {"score": "model", "micro_batch_tokens": 40}
     )
     function = RewardFunction(device="cpu")
-    [done] = function.call(call, Context(exchange, str(tmp_path / "scratch")))
+    function.load_ahead(Load("score", {"model": version}), Context(exchange, str(tmp_path / "scratch")))
+    [done] = function.call(call, Context(exchange, str(tmp_path / "untouched")))
+    assert not (tmp_path / "untouched").exists(), "the model was there"
+    assert done.data["load_s"] > 0
     assert done.ref is not None
     scores = Columns.decode(exchange.get(done.ref)).sample["score"]
     translate = [words.index(word) for word in WORDS]
