@@ -357,7 +357,8 @@ def _work(
         if not server.draining and attempts.empty():
             ahead.load(function(), exchange, about.process["function"], scratch, attempts.empty)
     server.loading = False
-    if ahead.broken:
+    finish_printed()
+    if ahead.broken:  # a call that has come is lost, and made again elsewhere
         server.leave()
     server.told.loaded(ahead)
     while (it := attempts.get()) is not None:

@@ -25,7 +25,7 @@ from functions.weights.delta import difference
 from functions.weights.manifest import Adapter
 from functions.weights.materialize import materialize
 from functions.weights.store import blobs, fetch, publish
-from functions.wire import Call, Event, Version
+from functions.wire import Call, Event, Load, Version
 from tests.vllm.samples import Logprobs, edit_config, random_prompts, requests
 
 pytestmark = pytest.mark.vllm
@@ -86,7 +86,8 @@ def test_a_call_that_is_cut_and_taken_up_by_another_replica(
 def test_published_adapters_are_swapped_over_the_base_that_is_held(
     make_model: Callable[..., Path], logprobs: Logprobs, tmp_path: Path
 ) -> None:
-    """Version 0 is the base, 1 and 2 are adapters; a second replica starts at 2. Merged weights are the reference."""
+    """Version 0 is the base, 1 and 2 are adapters; a second replica starts at 2, a third one has loaded 1 ahead of it.
+    Merged weights are the reference."""
     model = make_model(73)
     exchange = DirectoryExchange(tmp_path / "exchange")
     base = import_model(exchange, "policy", model)
@@ -115,12 +116,16 @@ def test_published_adapters_are_swapped_over_the_base_that_is_held(
     batch = SampleBatch.of_prompts(random_prompts(1, [20]), samples_per_prompt=1, version=0)
     ref = exchange.put("batches/one", batch.encode())
     (request,) = requests(random_prompts(1, [20]))
-    for order in (versions, versions[2:]):
+    for replica, ahead, order in ((0, [], versions), (1, [], versions[2:]), (2, versions[1:2], versions[2:])):
         function = GenerateFunction(engine="vllm", device="cpu", vllm={"context": 512, "lora_rank": 8})
         engines = set()
+        for version in ahead:
+            function.load_ahead(Load("generate", {"policy": version}), Context(exchange, str(tmp_path / "scratch")))
+            assert isinstance(function._policy._engine, VllmEngine)
+            engines.add(function._policy._engine._engine)
         for version in order:
             asked = Call(
-                f"{len(order)}.{version.number}", "generate", inputs={"samples": [ref]}, weights={"policy": version},
+                f"{replica}.{version.number}", "generate", inputs={"samples": [ref]}, weights={"policy": version},
                 params={"max_response_length": 16, "ignore_eos": True},
             )  # fmt: skip
             events = list(function.call(asked, Context(exchange, str(tmp_path / "scratch"))))
