@@ -1,11 +1,12 @@
 """Keys and values in and out of the blocks of vLLM's paged cache, in its worker.
 
-    file [kv heads, layers, 2, tokens, head dim]  <- this rank's heads ->  cache of each layer [blocks, heads, N, C]
+    [kv heads, layers, 2, tokens, head dim]  <- this rank's heads ->  cache of each layer [blocks, heads, N, C]
 
-The file (vllm_cache.py) is shared memory that every rank maps. They are written into blocks by the attention backend's
-own `do_kv_cache_update`, the function by which a forward pass writes them. It is also asked where in a block it puts
-what (`order`), for that is its affair: a CPU's kernels pack keys for their vector units, a GPU's hold keys and values
-side by side. So nothing here knows a layout, and one in which this cannot work is noticed before anything moves.
+Where vLLM has several workers, all of them map the memory on the left (vllm_cache.py). Blocks are written by the
+attention backend's own `do_kv_cache_update`, the function by which a forward pass writes them. It is also asked where
+in a block it puts what (`order`), for that is its affair: a CPU's kernels pack keys for their vector units, a GPU's
+hold keys and values side by side. So nothing here knows a layout, and one in which this cannot work is noticed before
+anything moves.
 
 Read against vLLM 0.32 (v1/kv_cache_interface.py: every layer's cache is a view [blocks, heads, N, C] whatever lies
 behind it; v1/attention/backends/*.py: do_kv_cache_update).
@@ -14,11 +15,14 @@ behind it; v1/attention/backends/*.py: do_kv_cache_update).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+CHUNK = 2048
+"""Tokens of a layer that are copied at a time: a GPU has little memory besides its weights and blocks."""
 _DIGIT = 128
 """Whole numbers below this are exact in every dtype of a cache."""
 
@@ -38,10 +42,17 @@ def writes(heads: int, ranks: int, rank: int) -> bool:
     return ranks <= heads or rank % (ranks // heads) == 0
 
 
-def mapped(file: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The file as a tensor: what is written to one is in the other."""
-    size = torch.Size(shape)
-    return torch.from_file(file, shared=True, size=size.numel(), dtype=dtype).view(size)
+@dataclass(frozen=True)
+class Shared:
+    """Memory that processes share: a tensor for each that maps the file."""
+
+    file: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def tensor(self) -> Tensor:
+        size = torch.Size(self.shape)
+        return torch.from_file(self.file, shared=True, size=size.numel(), dtype=self.dtype).view(size)
 
 
 def order(layer: Any) -> Tensor:
@@ -83,26 +94,29 @@ def orders(layers: Sequence[Any]) -> list[Tensor]:
 
 def read(layers: Sequence[Any], orders: Sequence[Tensor], blocks: Sequence[int], block_size: int, into: Tensor) -> None:
     """Copies the first tokens of `blocks` into `into` [heads, layers, 2, tokens, head dim]."""
-    tokens = into.shape[3]
     for number, (layer, where) in enumerate(zip(layers, orders, strict=True)):
         cache, length = layer.kv_cache, layer.kv_cache.shape[2]
-        pages = _pages(blocks, block_size // length)[: -(-tokens // length)].to(cache.device)
-        held = cache[pages].reshape(len(pages), -1)[:, where.flatten()].view(len(pages), *where.shape)
-        whole = held.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :tokens]
-        for head, part in enumerate(whole):
-            into[head, number].copy_(part)
+        pages = _parts(blocks, block_size // length).to(cache.device)
+        step = max(1, CHUNK // length)
+        for turn, some in enumerate(torch.split(pages, step)):
+            held = cache[some].reshape(len(some), -1).index_select(1, where.flatten()).view(len(some), *where.shape)
+            target = into[:, number, :, turn * step * length :][:, :, : len(some) * length]
+            for head, both in enumerate(held.permute(1, 2, 0, 3, 4).flatten(2, 3)):
+                for part in (0, 1):
+                    target[head, part].copy_(both[part, : target.shape[2]])
 
 
 def write(layers: Sequence[Any], blocks: Sequence[int], block_size: int, source: Tensor) -> None:
     """Copies `source` [heads, layers, 2, tokens, head dim] into `blocks`, from the first one's first token on."""
-    tokens, device = source.shape[3], layers[0].kv_cache.device
-    slots = _pages(blocks, block_size)[:tokens].to(device)
+    device = layers[0].kv_cache.device
+    slots = _parts(blocks, block_size)[: source.shape[3]].to(device)
     for number, layer in enumerate(layers):
-        keys, values = (source[:, number, part].to(device).transpose(0, 1).contiguous() for part in (0, 1))
-        layer.impl.do_kv_cache_update(layer, keys, values, layer.kv_cache, slots)
+        for given, where in zip(torch.split(source[:, number], CHUNK, 2), torch.split(slots, CHUNK), strict=True):
+            keys, values = (given[:, part].to(device).transpose(0, 1).contiguous() for part in (0, 1))
+            layer.impl.do_kv_cache_update(layer, keys, values, layer.kv_cache, where)
 
 
-def _pages(blocks: Sequence[int], each: int) -> Tensor:
+def _parts(blocks: Sequence[int], each: int) -> Tensor:
     """The numbers of the `each` equal parts of every block (tokens, or what a kernel calls a block)."""
     return (torch.tensor(blocks)[:, None] * each + torch.arange(each)).flatten()
 
@@ -114,6 +128,7 @@ class CacheMethods:
     _rlhf_layers: list[Any]
     _rlhf_orders: list[Tensor]
 
+    @torch.inference_mode()
     def rlhf_open(self, heads: int, names: Sequence[str]) -> str | None:
         """Once, before the others. `names` are the model's attention layers in order. Why keys and values cannot go in
         and out; None where they can."""
@@ -125,27 +140,25 @@ class CacheMethods:
         settle()
         try:
             self._rlhf_orders = orders(self._rlhf_layers)
-        except ValueError as error:
-            return str(error)
+        except Exception as error:  # whatever a backend has against being called so: samples are computed again then
+            return " ".join(str(error).split()) or type(error).__name__
         return None
 
-    def rlhf_read(
-        self, file: str, shape: Sequence[int], dtype: torch.dtype, blocks: Sequence[int], block_size: int
-    ) -> None:
-        """This rank's part of a sample's keys and values, from the blocks to the file."""
-        heads, place = shape[0], _place()
+    @torch.inference_mode()
+    def rlhf_read(self, into: Tensor | Shared, blocks: Sequence[int], block_size: int) -> None:
+        """This rank's part of a sample's keys and values, out of the blocks."""
+        whole = into.tensor() if isinstance(into, Shared) else into
+        heads, place = len(whole), _place()
         if writes(heads, *place):
             settle()
-            part = mapped(file, shape, dtype)[heads_of_rank(heads, *place)]
-            read(self._rlhf_layers, self._rlhf_orders, blocks, block_size, part)
+            read(self._rlhf_layers, self._rlhf_orders, blocks, block_size, whole[heads_of_rank(heads, *place)])
 
-    def rlhf_write(
-        self, file: str, shape: Sequence[int], dtype: torch.dtype, blocks: Sequence[int], block_size: int
-    ) -> None:
+    @torch.inference_mode()
+    def rlhf_write(self, source: Tensor | Shared, blocks: Sequence[int], block_size: int) -> None:
         """The other way round."""
+        whole = source.tensor() if isinstance(source, Shared) else source
         settle()
-        part = mapped(file, shape, dtype)[heads_of_rank(shape[0], *_place())]
-        write(self._rlhf_layers, blocks, block_size, part)
+        write(self._rlhf_layers, blocks, block_size, whole[heads_of_rank(len(whole), *_place())])
         settle()
 
 

@@ -1,8 +1,8 @@
 """Keys and values of samples that move, on the scheduler's side of vLLM: which blocks hold them, and which will.
 
-    out   a sample's blocks --rlhf_read, every rank its heads--> anonymous shared memory = the KeysValues
-    in    KeysValues -> shared memory --rlhf_write--> free blocks, entered in vLLM's prefix cache under the hashes that
-          vLLM computed for the request: when it is scheduled, it finds them as it finds another sample's prompt
+    out   a sample's blocks --rlhf_read, every rank its heads--> KeysValues
+    in    KeysValues --rlhf_write--> free blocks, entered in vLLM's prefix cache under the hashes that vLLM computed for
+          the request: when it is scheduled, it finds them as it finds another sample's prompt
 
 What goes in are whole blocks: the tokens after the last one (fewer than 16 on a GPU, 128 on a CPU) are computed with
 the next. Nothing is configured in vLLM for this, so a rollout in which nothing moves is the same rollout. (A KV
@@ -10,8 +10,9 @@ connector, vLLM's interface for such things, would also take the part of a block
 manager off, hold the blocks of ended requests back under asynchronous scheduling, call into every layer of every
 forward pass without graphs, and refuse CUDA's expandable segments: for every rollout.)
 
-The shared memory has no name (memfd_create), so nothing is left behind however the process ends, and the size of a
-container's /dev/shm does not matter. Workers open it through /proc, as processes of one user may.
+Worker processes (one for each GPU, where there are several) are reached through memory without a name (memfd_create),
+which they open through /proc, as processes of one user may: nothing is left behind however a process ends, and the size
+of a container's /dev/shm does not matter.
 
 Read against vLLM 0.32: v1/core/{block_pool,kv_cache_manager}.py, v1/core/sched/scheduler.py.
 """
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 
 from functions.generate.keys_values import KeysValues, Layout
-from functions.generate.vllm_blocks import mapped
+from functions.generate.vllm_blocks import Shared
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -81,9 +82,12 @@ class BlockCache:
         needed = -(-tokens // self._block_size)
         if request.num_computed_tokens < tokens or len(blocks) < needed:
             return None
-        with _shared_memory((layout.heads, layout.layers, 2, tokens, layout.width), layout.dtype) as (tensor, file):
-            self._call("rlhf_read", file, tensor, blocks[:needed])
-        return KeysValues(tensor)
+        with self._reached(torch.Size((layout.heads, layout.layers, 2, tokens, layout.width)), layout.dtype) as (
+            into,
+            at,
+        ):
+            self._engine.collective_rpc("rlhf_read", args=(at, blocks[:needed], self._block_size))
+        return KeysValues(into)
 
     # --- in --------------------------------------------------------------------------------------------------------
 
@@ -98,10 +102,10 @@ class BlockCache:
         blocks, tokens = [*held, *fresh], len(fresh) * size
         try:
             if fresh:
-                part = cache.tensor[:, :, :, shared : shared + tokens]
-                with _shared_memory(part.shape, part.dtype) as (tensor, file):
-                    tensor.copy_(part)
-                    self._call("rlhf_write", file, tensor, [block.block_id for block in fresh])
+                source = cache.tensor[:, :, :, shared : shared + tokens]
+                numbers = [block.block_id for block in fresh]
+                with self._reached(source.shape, source.dtype, source) as (_, at):
+                    self._engine.collective_rpc("rlhf_write", args=(at, numbers, self._block_size))
                 pool.cache_full_blocks(request, blocks, len(held), len(blocks), size, 0)
         finally:
             pool.free_blocks(reversed(blocks))  # the last in the order of eviction, the end of the sample first
@@ -121,9 +125,26 @@ class BlockCache:
         """Blocks of a request with so many tokens, and the next."""
         return tokens // self._block_size + 1
 
-    def _call(self, method: str, file: str, tensor: Tensor, blocks: Sequence[int]) -> None:
-        args = file, tuple(tensor.shape), tensor.dtype, list(blocks), self._block_size
-        self._engine.collective_rpc(method, args=args)
+    @contextmanager
+    def _reached(
+        self, shape: torch.Size, dtype: torch.dtype, source: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Tensor | Shared]]:
+        """A tensor, with what `source` has, and how the workers come by it until this ends: one that is in this process
+        by the tensor itself; others map memory that has no name but in /proc."""
+        if self._engine.vllm_config.parallel_config.world_size == 1:
+            tensor = torch.empty(shape, dtype=dtype) if source is None else source
+            yield tensor, tensor
+            return
+        descriptor = os.memfd_create("keys and values")
+        try:
+            os.ftruncate(descriptor, shape.numel() * dtype.itemsize)
+            shared = Shared(f"/proc/{os.getpid()}/fd/{descriptor}", tuple(shape), dtype)
+            tensor = shared.tensor()
+            if source is not None:
+                tensor.copy_(source)
+            yield tensor, shared
+        finally:
+            os.close(descriptor)
 
 
 def _another_attention(spec: Any) -> str | None:
@@ -139,15 +160,3 @@ def _another_attention(spec: Any) -> str | None:
     if spec.kv_quant_mode != KVQuantMode.NONE:
         return "its cache is quantized"
     return None
-
-
-@contextmanager
-def _shared_memory(shape: Sequence[int], dtype: torch.dtype) -> Iterator[tuple[Tensor, str]]:
-    """Zeros, and the name under which other processes find them until this ends; the tensor lives on."""
-    descriptor = os.memfd_create("keys and values")
-    try:
-        os.ftruncate(descriptor, torch.Size(shape).numel() * dtype.itemsize)
-        file = f"/proc/{os.getpid()}/fd/{descriptor}"
-        yield mapped(file, shape, dtype), file
-    finally:
-        os.close(descriptor)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from functions.generate import vllm_blocks
 from functions.generate.engine import Request, Sample, Sampling
 from functions.generate.engine_vllm import VllmEngine
 from functions.generate.keys_values import KeysValues, Layout
@@ -22,6 +23,7 @@ from functions.models import load_causal_lm
 from functions.samples import Finish
 from functions.wire import Version
 from tests.vllm.samples import Logprobs, random_prompts, requests, run
+from tests.vllm.test_versions import make_adapter
 
 SAMPLING = Sampling(200, seed=5, ignore_eos=True)
 LENGTHS = (300, 40, 130)
@@ -161,23 +163,6 @@ def test_a_new_version_knows_nothing_of_what_moved(
 
 
 @pytest.mark.vllm
-def test_nothing_is_left_in_shared_memory(engine: VllmEngine, wanted: list[Request]) -> None:
-    def memory() -> list[str]:
-        opened = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if entry.is_symlink()]
-        return [line for line in [*opened, *Path("/proc/self/maps").read_text().splitlines()] if "keys and val" in line]
-
-    gc.collect()
-    before = sorted(os.listdir("/dev/shm")), memory()
-    parts = cut(engine, wanted, 20)
-    assert len(memory()) == len(before[1]) + 12  # mapped, and not open
-    elsewhere(engine)
-    run(engine, rest(wanted, parts), replace(SAMPLING, max_response_length=30))
-    del parts
-    gc.collect()
-    assert (sorted(os.listdir("/dev/shm")), memory()) == before
-
-
-@pytest.mark.vllm
 def test_keys_and_values_that_do_not_fit_are_named(engine: VllmEngine, wanted: list[Request]) -> None:
     (part,) = rest(wanted[5:6], cut(engine, wanted[5:6], 20))
     assert part.cache is not None
@@ -231,19 +216,42 @@ def test_a_model_whose_keys_and_values_cannot_move_says_why(
 
 
 @pytest.mark.vllm
+def test_keys_and_values_of_an_adapter_move(
+    make_engine: Callable[..., VllmEngine], make_model: Callable[..., Path], tmp_path: Path, wanted: list[Request]
+) -> None:
+    base, sampling = make_model(4), replace(SAMPLING, max_response_length=120)
+    engine = make_engine(lora_rank=8, context=512)
+    for number in (1, 2):
+        engine.load(Version("policy", number), make_adapter(tmp_path / str(number), base, number))
+        whole = run(engine, wanted, sampling)
+        again = rest(wanted, cut(engine, wanted, 100, sampling))
+        elsewhere(engine)
+        found = run(engine, again, sampling)
+        assert engine.stats.moved_tokens == BLOCK * (6 + 4 + 1)
+        for name, sample in found.items():
+            assert np.array_equal(sample.response, whole[name].response)
+
+
+@pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.parametrize("heads", [1, 2])
 def test_ranks_of_a_split_model_move_their_heads(
     make_engine: Callable[..., VllmEngine], make_model: Callable[..., Path], heads: int
 ) -> None:
-    """Two worker processes: of two heads each has one, of one both have it. They go on as one process does."""
+    """Two worker processes: of two heads each has one, of one both have it. They go on as one process does, and no
+    memory is left behind."""
+
+    def memory() -> list[str]:
+        opened = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if entry.is_symlink()]
+        return [line for line in [*opened, *Path("/proc/self/maps").read_text().splitlines()] if "keys and val" in line]
+
     model, wanted = make_model(3, num_key_value_heads=heads), requests(random_prompts(0, LENGTHS), 2)
     again, results = {}, []
     for gpus in (2, 1):
         engine = make_engine(slots=8, context=512, gpus=gpus)
         engine.load(Version("policy", 0), model)
         again[gpus] = rest(wanted, cut(engine, wanted, 100))
-        elsewhere(engine)
+        assert len(memory()) == 6  # mapped, and not open, for those of two ranks
         for given in again.values():
             elsewhere(engine)
             results.append(run(engine, given, SAMPLING))
@@ -252,6 +260,10 @@ def test_ranks_of_a_split_model_move_their_heads(
         assert two.cache is not None
         assert one.cache is not None
         assert torch.allclose(two.cache.tensor, one.cache.tensor, atol=2e-5)
+    del two, given
+    again.clear()
+    gc.collect()
+    assert memory() == []
     for result in results[1:]:
         for number, sample in results[0].items():
             assert np.array_equal(sample.response, result[number].response)
@@ -303,9 +315,13 @@ class Layer:
     head_size: int = 16
 
 
+@pytest.mark.parametrize("chunk", [1, 48, 2048])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_blocks_of_several_kernel_blocks_in_a_gpus_layout(dtype: torch.dtype) -> None:
+def test_blocks_of_several_kernel_blocks_in_a_gpus_layout(
+    dtype: torch.dtype, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks of 64 tokens that are 4 of the kernel's; written and read in another order than they lie."""
+    monkeypatch.setattr(vllm_blocks, "CHUNK", chunk)
     torch.manual_seed(0)
     layers: list[Any] = [Layer(torch.randn(40, 16, 3, 32).to(dtype).transpose(1, 2)) for _ in range(2)]
     before = [layer.kv_cache.clone() for layer in layers]
