@@ -136,6 +136,9 @@ class Call:
         return f"{self.prefix}cut"
 
 
+CACHES = "caches/"
+"""Of the keys and values that a cut hands over: `caches/<call id>/...` (functions/generate/moves.py). The orchestrator
+deletes them when the calls that go on with them have ended."""
 LEASES = "lease/"
 """Of the keys that name the epochs taken so far, one each: `lease/000003` (orchestrator/lease.py)."""
 
@@ -232,7 +235,7 @@ class Event:
     started   {}                                        the call was accepted; models may still be loading
     progress  {...}                                     at least every 5 s: the heartbeat
     samples   ref of finished samples (SampleBatch) or of their columns (Columns); data: {"group", "index", ...}
-    cut       ref of unfinished samples (SampleBatch), after a cut was asked for
+    cut       ref of unfinished samples (SampleBatch), after a cut was asked for; data: as of samples, and {"caches"}
     done      ref of the whole result where there is one; data: statistics and results that are small
     error     data: {"kind": "retryable" | "fatal", "message": one line}
     """

@@ -24,7 +24,7 @@ class Finished:
     index: Sequence[int]
     length: Sequence[int]
     caches: Sequence[Ref] = ()
-    """Of samples that were cut: their keys and values, as far as they were handed over, in one folder of their own."""
+    """Of samples that were cut: their keys and values, as far as they were handed over."""
 
     @classmethod
     def of(cls, event: Event) -> Finished:

@@ -4,13 +4,14 @@
                            shard 1 ------------#
     replicas of the tail                         what was left of both -------------- done
 The tail's replicas are `migrate_to` of those that generate already, or of another function, with more GPUs each. The
-keys and values of what is left go with it, through the exchange, and are deleted when the call that reads them is done.
+keys and values of what is left go with it, through the exchange, and are deleted when the calls that read them have
+ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from functions.wire import Call, Ref
@@ -39,6 +40,8 @@ class Rollout:
     call: Callable[[str, Shard], Call]
     """Makes the call of a function for a shard."""
     store: Store
+    caches: str
+    """Prefix of the keys and values that its calls hand over."""
     unfinished: int
     cut_below: int
     migrate_to: int
@@ -48,8 +51,8 @@ class Rollout:
     """Set when no more replicas will be asked for: of the tail's function, where it goes on elsewhere."""
     finished: list[Finished] = field(default_factory=list)
     _cut: bool = False
-    _caches: set[str] = field(default_factory=set)
-    """Folders of keys and values that are not deleted yet."""
+    _handed_over: bool = False
+    """Whether a call was cut, by us or because its replica was told to stop."""
     _open: list[Call] = field(default_factory=list)
 
     @property
@@ -70,14 +73,10 @@ class Rollout:
                 self.placed.set()
         return leftovers
 
-    async def aclose(self) -> None:
-        """Deletes the keys and values that no call has been done with: after a failure there are some."""
-        await self._delete(set(self._caches))
-
-    async def _delete(self, folders: Collection[str]) -> None:
-        for folder in folders:
-            await self.store.delete(folder)
-            self._caches.discard(folder)
+    async def free(self) -> None:
+        """Deletes the keys and values that a cut has handed over, and those of attempts at it that died."""
+        if self._cut or self._handed_over:
+            await self.store.delete(self.caches)
 
     async def _shard(self, stage: Stage, shard: Shard, samples: Samples, leftovers: list[Finished]) -> None:
         call = self.call(stage.function, shard)
@@ -91,11 +90,10 @@ class Rollout:
                     samples.put(finished)
                     await self._cut_tail()
                 elif event.kind == "cut" and event.ref is not None:
+                    self._handed_over = True
                     leftovers.append(Finished.of(event))
-                    self._caches |= folders(leftovers[-1].caches)
         finally:
             self._open.remove(call)
-        await self._delete(folders(shard.caches))
 
     async def _cut_tail(self) -> None:
         """Asks all open calls for their unfinished samples, once, when few enough are left to go on elsewhere."""
@@ -109,10 +107,6 @@ class Rollout:
 def deal(prompts: int, n: int, replicas: int) -> list[list[int]]:
     """Samples of `prompts` prompts to `replicas` shards, a prompt's samples together."""
     return [[row * n + k for row in range(first, prompts, replicas) for k in range(n)] for first in range(replicas)]
-
-
-def folders(refs: Sequence[Ref]) -> set[str]:
-    return {ref.key.rpartition("/")[0] + "/" for ref in refs}
 
 
 def regroup(leftovers: Sequence[Finished], calls: int) -> list[Shard]:

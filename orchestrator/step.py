@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +22,7 @@ import numpy as np
 from functions.exchange.base import checksum
 from functions.samples import Columns, SampleBatch
 from functions.train.params import TrainParams
-from functions.wire import Call, Event, Json, Ref, Version
+from functions.wire import CACHES, Call, Event, Json, Ref, Version
 from orchestrator.dataflow import (
     Finished,
     PromptSet,
@@ -213,6 +212,7 @@ class Step:
         rollout = Rollout(
             call=lambda function, shard: self._call(function, "generate", shard.inputs, weights, sampling),
             store=self.store,
+            caches=f"{CACHES}s{self.number:06d}.",
             unfinished=len(whole),
             cut_below=self.plan.cut_below if planned else 0,
             migrate_to=self.plan.migrate_to,
@@ -220,7 +220,7 @@ class Step:
             placed=self.placed if planned else asyncio.Event(),
         )
         kept = Samples() if self.deterministic else samples
-        async with aclosing(rollout):
+        try:
             async with self.fleet.stage("generate", replicas) as stage:
                 leftovers = await rollout.run(stage, [Shard([ref]) for ref in refs], kept)
                 if leftovers and not rollout.elsewhere:
@@ -228,6 +228,10 @@ class Step:
                 self._account(name, stage)
             if rollout.elsewhere and planned:
                 await self._generate_tail(name, rollout, leftovers, kept)
+        except BaseException:
+            await rollout.free()
+            raise
+        self.tasks.create_task(rollout.free())
         if leftovers:
             moved = sum(call.stats.get("moved_tokens", 0.0) for call in self.report.calls)
             migrated = float(sum(len(item.group) for item in leftovers))

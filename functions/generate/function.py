@@ -7,8 +7,7 @@ params   GenerateParams
 events   samples   ref SampleBatch of finished samples, `chunk` or more of them except at the end
          cut       after a cut, `cut_parts` at most: ref SampleBatch of unfinished samples, with what they have
          (both with data {"group", "index", "prompt_length", "length", "finish"}: one number per sample; of a cut also
-         "caches": for each sample the refs of its keys and values, which lie in one folder and are the reader's to
-         delete; none where it has none)
+         "caches": for each sample the refs of its keys and values, under caches/<call id>/; none where it has none)
 done     data: the counts of EngineStats (moved_s with the reading), "engine" that ran and "why" it, "cache" where
          samples that were cut are computed again instead of moved: how many, and why; "load_s" (functions/ahead.py)
 ahead    as a replica starts, it loads the policy that its function's hint names
@@ -139,7 +138,7 @@ class GenerateFunction:
             with context.phase("generate"), _fatal_value_errors():
                 for sample in engine.generate(inbox.hand_over(), params.sampling, stop):
                     if sample.finish == Finish.UNFINISHED:
-                        cut.append(outbox.add(sample, len(cut) % params.cut_parts))
+                        cut.append(outbox.add(sample))
                     else:
                         finished.append(sample)
                     if len(finished) >= params.chunk:

@@ -1,7 +1,7 @@
 """Keys and values of samples that are cut, through the exchange to the call that goes on with them.
 
     source        engine --Sample.cache--> Outbox: THREADS puts side by side, while the engine makes the next
-                  calls/<id>/<attempt>/caches/0001/g7.i0.00      one folder for each part that a cut is handed back in
+                  caches/<call id>/<attempt>/g7.i0.00
     destination   inputs.caches --> read: THREADS gets side by side --> Request.cache --> engine
 
 They save time and nothing depends on them: what was lost, altered or made for another kind of engine is computed again
@@ -11,6 +11,7 @@ from the sample's tokens, and it is said. A cache made by another version of the
 from __future__ import annotations
 
 import logging
+import secrets
 import sys
 import time
 from collections import deque
@@ -22,12 +23,12 @@ from functions.exchange.base import ExchangeError
 from functions.function import Context, FatalError
 from functions.generate.engine import Engine, Request, Sample
 from functions.generate.keys_values import KeysValues, Layout, Part, decode, encode, join
-from functions.wire import Call, Ref, WireError
+from functions.wire import CACHES, Call, Ref, WireError
 
 THREADS = 4
 """Puts or gets at a time."""
 LIFETIME_S = 3600.0
-"""Whoever reads them deletes them long before (orchestrator/rollout.py); this is for when nobody does."""
+"""They are deleted long before (orchestrator/rollout.py); this is for when nobody is left to do it."""
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +39,20 @@ class Outbox:
     def __init__(self, call: Call, context: Context, names: Sequence[tuple[int, int]]) -> None:
         """`names`: (group, index) of the sample of each number."""
         self._call, self._context, self._names = call, context, names
+        self._folder = f"{CACHES}{call.id}/{secrets.token_hex(4)}/"
         self._version = call.weights["policy"].number
         self._pool = ThreadPoolExecutor(THREADS, "caches")
         self._puts: dict[int, Future[list[Ref]]] = {}
         self._open: deque[Future[list[Ref]]] = deque()
 
-    def add(self, sample: Sample, part: int) -> Sample:
+    def add(self, sample: Sample) -> Sample:
         """The sample without its keys and values, which are on their way."""
         if sample.cache is None:
             return sample
         while len(self._open) >= 2 * THREADS:  # an engine that makes them faster than they are written waits
             wait([self._open.popleft()])
             self._context.check()
-        put = self._pool.submit(self._put, sample.cache, part, *self._names[sample.number])
+        put = self._pool.submit(self._put, sample.cache, *self._names[sample.number])
         self._puts[sample.number] = put
         self._open.append(put)
         return replace(sample, cache=None)
@@ -81,8 +83,8 @@ class Outbox:
         log.warning("call %s: keys and values are missing for %s", self._call.id, text)
         return text
 
-    def _put(self, cache: KeysValues, part: int, group: int, index: int) -> list[Ref]:
-        name = f"{self._call.prefix}caches/{part:04d}/g{group}.i{index}"
+    def _put(self, cache: KeysValues, group: int, index: int) -> list[Ref]:
+        name = f"{self._folder}g{group}.i{index}"
         blobs = encode(cache, version=self._version, group=group, index=index)
         put = self._context.exchange.put
         return [put(f"{name}.{n:02d}", blob, lifetime_s=LIFETIME_S) for n, blob in enumerate(blobs)]

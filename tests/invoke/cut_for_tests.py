@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import time
 from collections.abc import Iterator, Sequence
 
 from functions.function import Context, FatalError
-from functions.wire import Call, Event, Ref
+from functions.wire import CACHES, Call, Event, Ref
 
 SECONDS = 20.0
 
@@ -19,30 +20,29 @@ class Cut:
         yield from self._begin(call, context) if caches is None else self._go_on(call, context, caches)
 
     def _begin(self, call: Call, context: Context) -> Iterator[Event]:
-        """Finishes sample 0 at once, the others never; in two parts, each with a blob for its one sample."""
+        """Finishes sample 0 at once, the others never; in two parts, each with a blob for its one sample. `die`: at the
+        first attempt, when the blobs are written."""
         (ref,) = call.inputs["samples"]
         first = int(context.exchange.get(ref))
-        yield Event("samples", context.exchange.put(f"{call.prefix}samples", b""), _of(first, 0))
+        if not list(context.prior):
+            yield Event("samples", context.exchange.put(f"{call.prefix}samples", b""), _of(first, 0))
         self._until(context.cut_requested, context)
-        for part in (1, 2):
-            cache = context.exchange.put(f"{call.prefix}caches/{part:04d}/blob", b"keys and values")
+        folder = f"{CACHES}{call.id}/{secrets.token_hex(4)}"
+        blobs = [context.exchange.put(f"{folder}/{part}", b"keys and values") for part in (1, 2)]
+        self._die_once(call, context)
+        for part, cache in enumerate(blobs, 1):
             samples = context.exchange.put(f"{call.prefix}unfinished.{part}", f"{first} {part}".encode())
             yield Event("cut", samples, {**_of(first, part), "caches": [[cache.to_json()]]})
         yield Event("done")
 
     def _go_on(self, call: Call, context: Context, caches: Sequence[Ref]) -> Iterator[Event]:
-        """`fail`: at once; `die`: at the first attempt, after reading; `last`: waits until all others are deleted."""
+        """`fail`: at once; `die`: at the first attempt, after reading."""
         for ref in caches:
             context.exchange.get(ref)
         if call.params["fail"]:
             raise FatalError("no more")
-        died = f"died/{call.id}"
-        if call.params["die"] and context.exchange.put_if_absent(died, b"") is not None:
-            os.kill(os.getpid(), signal.SIGKILL)
+        self._die_once(call, context)
         names = [context.exchange.get(ref).split() for ref in call.inputs["samples"]]
-        if any(int(part) == call.params["last"] for _, part in names):
-            mine = {ref.key for ref in caches}
-            self._until(lambda: {k for k in context.exchange.list("calls/") if "/caches/" in k} == mine, context)
         for first, part in names:
             yield Event(
                 "samples",
@@ -50,6 +50,10 @@ class Cut:
                 _of(int(first), int(part)),
             )
         yield Event("done")
+
+    def _die_once(self, call: Call, context: Context) -> None:
+        if call.params["die"] and context.exchange.put_if_absent(f"died/{call.id}", b"") is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _until(self, condition: object, context: Context) -> None:
         assert callable(condition)

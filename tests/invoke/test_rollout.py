@@ -1,4 +1,4 @@
-"""Keys and values of a tail that is cut: there while they are wanted, deleted as soon as they are not."""
+"""Keys and values of a tail that is cut: there while they are wanted, deleted when they are not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from functions.exchange.directory import DirectoryExchange
-from functions.wire import Call
+from functions.wire import CACHES, Call
 from orchestrator.dataflow import Samples
 from orchestrator.errors import CallFailed
 from orchestrator.fleet import Fleet
@@ -20,11 +20,11 @@ from orchestrator.rollout import Rollout, Shard, regroup
 from orchestrator.store import Store
 
 FUNCTION = Path(__file__).parent / "cut_for_tests.py"
-PARAMS = {"fail": False, "die": False, "last": 0}
+PARAMS = {"fail": False, "die": False}
 
 
 def blobs(exchange: DirectoryExchange) -> list[str]:
-    return [key for key in exchange.list("calls/") if "/caches/" in key]
+    return exchange.list(CACHES)
 
 
 async def generation(root: Path, params: dict[str, Any]) -> tuple[list[tuple[int, int]], list[str]]:
@@ -36,13 +36,13 @@ async def generation(root: Path, params: dict[str, Any]) -> tuple[list[tuple[int
     made: dict[str, int] = {}
 
     def call(function: str, shard: Shard) -> Call:
-        identity = f"{function}.{made.setdefault(shard.samples[0].key, len(made))}"
+        identity = f"s000001.{function}.{made.setdefault(shard.samples[0].key, len(made))}"
         return Call(identity, "generate", shard.inputs, params=PARAMS | params)
 
     try:
         await platform.deploy([FunctionSpec("f", f"{FUNCTION}:Cut", max_replicas=2)])
         fleet = Fleet(platform, Invoker(platform, retry=RetryPolicy(attempts=2, base_s=0.01)))
-        rollout = Rollout(call, store, unfinished=6, cut_below=4, migrate_to=1)
+        rollout = Rollout(call, store, f"{CACHES}s000001.", unfinished=6, cut_below=4, migrate_to=1)
         samples = Samples()
         try:
             async with fleet.stage("f", 2) as stage:
@@ -51,7 +51,7 @@ async def generation(root: Path, params: dict[str, Any]) -> tuple[list[tuple[int
                 there = blobs(exchange)
                 await rollout.run(stage, regroup(leftovers, 2), samples)
         finally:
-            await rollout.aclose()
+            await rollout.free()
         assert rollout.unfinished == 0
         return sorted((g, i) for item in rollout.finished for g, i in zip(item.group, item.index, strict=True)), there
     finally:
@@ -61,19 +61,23 @@ async def generation(root: Path, params: dict[str, Any]) -> tuple[list[tuple[int
 EVERY = [(group, index) for group in range(2) for index in range(3)]
 
 
-def test_they_are_deleted_call_by_call(tmp_path: Path) -> None:
-    """A call that goes on waits until those of the other are gone, and its own alone are left."""
-    finished, there = asyncio.run(generation(tmp_path, {"last": 2}))
+def test_they_are_there_while_they_are_wanted(tmp_path: Path) -> None:
+    """Those of other steps stay."""
+    exchange = DirectoryExchange(f"{tmp_path}/exchange/job")
+    exchange.put(f"{CACHES}s000010.f.0/other", b"")
+    finished, there = asyncio.run(generation(tmp_path, {}))
     assert finished == EVERY
-    assert len(there) == 4
-    assert blobs(DirectoryExchange(f"{tmp_path}/exchange/job")) == []
+    assert len(there) == 4 + 1
+    assert blobs(exchange) == [f"{CACHES}s000010.f.0/other"]
 
 
-def test_a_replica_that_dies_finds_them_again(tmp_path: Path) -> None:
-    finished, _ = asyncio.run(generation(tmp_path, {"die": True}))
+def test_whoever_dies_writes_and_finds_them_again(tmp_path: Path) -> None:
+    """Each call's replica dies once: those that were cut when they had written, those that go on when they had read."""
+    finished, there = asyncio.run(generation(tmp_path, {"die": True}))
     assert finished == EVERY
     exchange = DirectoryExchange(f"{tmp_path}/exchange/job")
-    assert len(exchange.list("died/")) == 2
+    assert len(exchange.list("died/")) == 4
+    assert len(there) == 8, "the dead have left theirs"
     assert blobs(exchange) == []
 
 
