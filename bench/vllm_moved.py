@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from functions.generate.engine_vllm import VllmEngine
 
 PROMPT = 256
-TOKENS = (512, 1024, 2048, 4096)
+TOKENS = (512, 1024, 2048)
 COLUMNS = ("out", "on", "again", "ratio")
 
 

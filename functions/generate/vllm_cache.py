@@ -6,9 +6,8 @@
 
 What goes in are whole blocks: the tokens after the last one (fewer than 16 on a GPU, 128 on a CPU) are computed with
 the next. Nothing is configured in vLLM for this, so a rollout in which nothing moves is the same rollout. (A KV
-connector, vLLM's interface for such things, would also take the part of a block, and for that turn the hybrid cache
-manager off, hold the blocks of ended requests back under asynchronous scheduling, call into every layer of every
-forward pass without graphs, and refuse CUDA's expandable segments: for every rollout.)
+connector, vLLM's interface for such things, would bring the part of a block as well, and change every rollout:
+docs/vllm.md.)
 
 Worker processes (one for each GPU, where there are several) are reached through memory without a name (memfd_create),
 which they open through /proc, as processes of one user may: nothing is left behind however a process ends, and the size

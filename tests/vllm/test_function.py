@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from functions.weights.delta import difference
 from functions.weights.manifest import Adapter
 from functions.weights.materialize import materialize
 from functions.weights.store import blobs, fetch, publish
-from functions.wire import Call, Event, Load, Version
+from functions.wire import Call, Event, Load, Ref, Version
 from tests.vllm.samples import Logprobs, edit_config, random_prompts, requests
 
 pytestmark = pytest.mark.vllm
@@ -36,19 +36,23 @@ CPU = EngineOptions(torch.float32, torch.device("cpu"), 64, False)
 def test_a_call_that_is_cut_and_taken_up_by_another_replica(
     make_model: Callable[..., Path], logprobs: Logprobs, tmp_path: Path
 ) -> None:
-    """The samples of both together are those of a call that was not cut, and transformers agrees with each."""
+    """The samples of both together are those of a call that was not cut, and transformers agrees with each; those that
+    go on with a full block of keys and values are not computed again."""
     model = make_model(70)
     exchange = DirectoryExchange(tmp_path / "exchange")
     version = import_model(exchange, "policy", model)
     function = GenerateFunction(engine="vllm", device="cpu", vllm={"context": 512})
     params = {"max_response_length": 40, "seed": 9, "chunk": 1}
 
-    def call(name: str, batch: SampleBatch, cut_at: int | None = None) -> tuple[list[Event], list[SampleBatch]]:
+    def call(
+        name: str, batch: SampleBatch, cut_at: int | None = None, caches: Sequence[Ref] = ()
+    ) -> tuple[list[Event], list[SampleBatch]]:
         """Events, and the samples of all but `done`; the cut is asked for after `cut_at` events."""
         ref = exchange.put(f"batches/{name}", batch.encode())
         context = Context(exchange, str(tmp_path))
         events = []
-        asked = Call(name, "generate", inputs={"samples": [ref]}, weights={"policy": version}, params=params)
+        inputs = {"samples": [ref], "caches": caches}
+        asked = Call(name, "generate", inputs=inputs, weights={"policy": version}, params=params)
         for event in function.call(asked, context):
             events.append(event)
             if len(events) == cut_at:
@@ -62,7 +66,15 @@ def test_a_call_that_is_cut_and_taken_up_by_another_replica(
     assert whole_events[-1].data["decode_tokens"] > 0
     events, first = call("cut", SampleBatch.of_prompts(prompts, samples_per_prompt=4, version=0), cut_at=2)
     assert [event.kind for event in events[-2:]] == ["cut", "done"]
-    _, second = call("rest", first[-1])
+    caches = [Ref.from_json(ref) for refs in events[-2].data["caches"] for ref in refs]
+    assert isinstance(function._policy._engine, VllmEngine)
+    function._policy._engine._forget_prefixes()  # as if it were the other replica's
+    rest_events, second = call("rest", first[-1], caches=caches)
+    long = sum(first[-1].prompts.lengths[first[-1].prompt] >= 128)
+    assert long > 0
+    assert rest_events[-1].data["moved_tokens"] + rest_events[-1].data["shared_tokens"] == 128 * long
+    assert rest_events[-1].data["moved_tokens"] == 128
+    assert "cache" not in rest_events[-1].data
     parts = first[:-1] + second
 
     def by_key(batches: list[SampleBatch]) -> dict[tuple[int, int], tuple[list[int], int]]:
