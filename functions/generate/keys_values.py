@@ -109,7 +109,8 @@ def encode(cache: KeysValues, *, version: int, group: int, index: int) -> Iterat
 
 
 def decode(data: bytes) -> Part:
-    """The object, as a view of `data`: its tensor must not be written to. Raises WireError for anything else."""
+    """The object, as a view of `data`: its tensor must not be written to. Raises WireError for anything else. From one
+    thread at a time (it silences a warning)."""
     try:
         begin = 8 + int.from_bytes(data[:8], "little")
         header = json.loads(data[8:begin])

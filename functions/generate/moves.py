@@ -151,19 +151,21 @@ def _parts(refs: Sequence[Ref], context: Context, why: list[str]) -> list[Part]:
     """What there is; `why` gets the reason for each that there is not."""
     found: list[Part] = []
 
-    def get(ref: Ref) -> Part | str:
+    def get(ref: Ref) -> bytes | ExchangeError:
         try:
             context.check()
-            return decode(context.exchange.get(ref))
-        except (ExchangeError, WireError) as error:
-            return str(error)
+            return context.exchange.get(ref)
+        except ExchangeError as error:
+            return error
 
     with ThreadPoolExecutor(THREADS, "caches") as pool:
-        for part in pool.map(get, refs):
-            if isinstance(part, str):
-                why.append(part)
-            else:
-                found.append(part)
+        for data in pool.map(get, refs):
+            try:
+                if isinstance(data, ExchangeError):
+                    raise data
+                found.append(decode(data))
+            except (ExchangeError, WireError) as error:
+                why.append(str(error))
     return found
 
 

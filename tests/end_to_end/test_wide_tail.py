@@ -109,6 +109,7 @@ def test_a_tail_on_its_own_function_is_the_same_job(
     assert len(migrated) == 2
     assert all(0 < count < 48 for count in migrated)
     assert moved(run) > 0
+    assert list((run / "caches").glob("**/g*")) == []
 
     functions = TraceFile(run / "trace.json").read().functions
     tails = [work for work in functions[TAIL].work if work.operation == "generate"]
@@ -156,6 +157,7 @@ def test_the_tails_replica_dies_in_mid_tail(
     in_this_process(job, run, monkeypatch, kill=True)
     assert_same(run, uncut)
     assert moved(run) > 0
+    assert list((run / "caches").glob("**/g*")) == []
     assert json.loads((run / "cost.json").read_text())["functions"][TAIL]["starts"] == 3
 
 
