@@ -101,7 +101,7 @@ def _curve(planner: AdaptivePlanner, request: StepRequest, plan: StepPlan) -> li
     generate = request.functions["generate"]
     found: dict[int, CurvePoint] = {}
     if len(plan.curve) > 1:
-        planner.detailed = generate.max_replicas
+        planner.detailed = None
         found = {point.replicas: point for point in planner.plan(request).curve}
     else:
         for count in replica_counts(generate.max_replicas):

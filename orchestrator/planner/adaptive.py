@@ -27,7 +27,7 @@ from orchestrator.planner.keepalive import prewarm_at_s
 from orchestrator.planner.latency import GenerateCost
 from orchestrator.planner.learned import LearnedCosts, Priors
 from orchestrator.planner.lengths import LengthModel, Prediction
-from orchestrator.planner.outline import Load, Outline, Outliner
+from orchestrator.planner.outline import RIVALS, Load, Outline, Outliner
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.prefixes import Prefixes
 from orchestrator.planner.scaling import Goal, Unmet, choose
@@ -51,12 +51,12 @@ Candidate = tuple[list[list[int]], CurvePoint | None]
 class AdaptivePlanner:
     """`pool_gpus`: GPUs that all functions share (None: each function has its own).
 
-    `detailed`: points of the curve that are worked out in full, those whose first estimate is best.
+    `detailed`: points of the curve that are worked out in full, those whose first estimate is best; None: all of them.
     """
 
     def __init__(
         self, policy: Policy, *, goal: Goal | None = None, priors: Priors | None = None,
-        pool_gpus: int | None = None, generate: str = "generate", detailed: int = 2,
+        pool_gpus: int | None = None, generate: str = "generate", detailed: int | None = 2,
     ) -> None:  # fmt: skip
         self.policy = policy
         self.goal = goal or Goal()
@@ -127,7 +127,7 @@ class AdaptivePlanner:
         if self.policy.shards != "balanced":
             candidates = self._runs(filler, replicas, costs, request.fed if self.policy.feed else frozenset())
         if self.policy.shards != "similar":
-            eighths = (8, 6, 4, 3, 2) if self.policy.feed and request.fed else (8,)
+            eighths = (8, 4, 3, 2) if self.policy.feed and request.fed else (8,)
             families = prefixes.families() if self.policy.shards == "chosen" else np.zeros(0, np.int64)
             for count in dict.fromkeys(max(1, replicas * k // 8) for k in eighths):
                 ways = [balance(predicted.mean.tolist(), count)]
@@ -146,10 +146,11 @@ class AdaptivePlanner:
             )
             for shards, _ in self._promising(candidates)
         ]
+        rivals = RIVALS if self.policy.replicas == "goal" and self.detailed is not None else math.inf
         points = [
             (CurvePoint(len(found.shards), found.steady_s, usd * found.cost, found.gpu_s), found)
             for goal in self._goal().ways()
-            for found in Outliner(costs, self.policy, goal, whole, request.fed, paces).outlines(dealt)
+            for found in Outliner(costs, self.policy, goal, whole, request.fed, paces).outlines(dealt, rivals=rivals)
         ]
         point, chosen = self._choose(points)
         worked = {

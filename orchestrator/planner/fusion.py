@@ -78,11 +78,11 @@ class Stream:
         # The replicas take turns: end_k = max(ready_k, end_{k - used}) + work_k, solved for each replica as
         # max_{i <= k} (ready_i - work before i) + work up to k.
         used = min(replicas, count)
-        rounds = -(-count // used)
-        turns, works = np.full((rows, rounds * used), -np.inf), np.zeros((rows, rounds * used))
-        turns[:, :count] = np.maximum(ready_s, begin_s[:, None] + self.first_s)
-        works[:, :count] = self.works
-        turns, works = turns.reshape(rows, rounds, used), works.reshape(rows, rounds, used)
+        turns, works = np.maximum(ready_s, (begin_s + self.first_s)[:, None]), self.works
+        if more := -count % used:  # without work, so that all have as many turns
+            turns = np.concatenate((turns, np.full((rows, more), -np.inf)), axis=1)
+            works = np.concatenate((works, np.zeros((rows, more))), axis=1)
+        turns, works = turns.reshape(rows, -1, used), works.reshape(rows, -1, used)
         done = np.cumsum(works, axis=1)
         ends = np.maximum.accumulate(turns - done + works, axis=1) + done
         work_on = np.minimum(replicas, self.counts)

@@ -34,6 +34,8 @@ Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 BEAM = 8
+RIVALS = 1.2
+"""How far a cut of the tail may get ahead of the one that is most promising, in what is minimised."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,6 @@ class _Steps:
     """When they are asked for."""
     cut_below: Numbers
 
-    def pick(self, rows: Numbers) -> _Steps:
-        return _Steps(*(getattr(self, column.name)[rows] for column in fields(self)))
-
 
 @dataclass(frozen=True)
 class _Whole:
@@ -141,23 +140,30 @@ class Outliner:
         self._gpus = {name: limits.gpus for name, limits in costs.limits.items()}
         self._rank_gpus = max((costs.limits[name].gpus for name in costs.trainers), default=0)
 
-    def outlines(self, ways: Sequence[Dealt]) -> list[Outline]:
-        """The best step with each way to deal the samples."""
-        tails = [(way, tail) for way, dealt in enumerate(ways) for tail in self.cuts.of(dealt)]
+    def outlines(self, ways: Sequence[Dealt], *, rivals: float = RIVALS) -> list[Outline]:
+        """The best step with each way to deal the samples: with the most promising cut of its tail; of the ways that
+        are then within `rivals` of the best one, with any.
+        """
+        cuts = [self.cuts.of(dealt) for dealt in ways]
+        sizes, rows = np.array(micro_batches(self.samples)), np.arange(len(ways))
+        whole = self._whole(
+            self._steps(ways, [(way, tails[0]) for way, tails in enumerate(cuts) for _ in sizes]),
+            np.tile(sizes, len(ways)), 1,
+        )  # fmt: skip
+        steady_s, cost = (column.reshape(len(ways), -1) for column in (whole.steady_s, whole.cost))
+        best = self.goal.best(steady_s, cost)
+        value = self.goal.rank(steady_s[rows, best], cost[rows, best])[0]
+        near = value <= rivals * value.min()
+        tails = [(way, tail) for way, found in enumerate(cuts) for tail in (found if near[way] else found[:1])]
         steps = self._steps(ways, tails)
-        sizes = np.array(micro_batches(self.samples))
-        firsts = np.searchsorted(steps.way, np.arange(len(ways)))
-        if len(sizes) > 1:  # what is best for the most promising tail is taken for the others too
-            whole = self._whole(steps.pick(np.repeat(firsts, len(sizes))), np.tile(sizes, len(ways)), 1)
-            steady_s, cost = (column.reshape(len(ways), -1) for column in (whole.steady_s, whole.cost))
-            sizes = sizes[self.goal.best(steady_s, cost)]
         beam = BEAM if len(self.costs.trainers) > 1 and self.policy.feed else 1
-        whole = self._whole(steps, np.resize(sizes, len(ways))[steps.way], beam)
-        found = []
-        for dealt, first, stop in zip(ways, firsts, [*firsts[1:], len(tails)], strict=True):
-            row = int(first + self.goal.best(whole.steady_s[first:stop], whole.cost[first:stop]))
-            found.append(self._outline(dealt.shards, tails[row][1], whole, row))
-        return found
+        whole = self._whole(steps, sizes[best][steps.way], beam)
+        outlines = []
+        for way, dealt in enumerate(ways):
+            of = np.flatnonzero(steps.way == way)
+            row = int(of[self.goal.best(whole.steady_s[of], whole.cost[of])])
+            outlines.append(self._outline(dealt.shards, tails[row][1], whole, row))
+        return outlines
 
     def _steps(self, ways: Sequence[Dealt], tails: Sequence[tuple[int, TailChoice]]) -> _Steps:
         finished = [ways[way].finish(tail) for way, tail in tails]
@@ -227,7 +233,8 @@ class Outliner:
         """
         costs, limits = self.costs, self.costs.limits[name]
         start_s = 0.0 if name in costs.warm else costs.start_s[name]
-        counts = [limits.max_replicas] if self.policy.replicas == "all" else replica_counts(limits.max_replicas)
+        most = min(limits.max_replicas, parts.sizes.shape[1])  # more have nothing to do
+        counts = [limits.max_replicas] if self.policy.replicas == "all" else replica_counts(most)
         stage, rows = Stream(parts, costs.followers[name], start_s, self.ahead), np.arange(len(last_s))
         rooms_s = np.broadcast_to(room.at_s([n * limits.gpus for n in counts]), (len(rows), len(counts)))
         found = [stage.follow(n, rooms_s[:, k]) for k, n in enumerate(counts)]

@@ -229,11 +229,12 @@ class Tail:
     ) -> None:  # fmt: skip
         self.shards, self.cost, self.max_batch, self.kv_tokens, self.wide = shards, cost, max_batch, kv_tokens, wide
         self._moved = cost.moved
-        self.ends = np.array([s.finish_s[-1] for s in shards])
-        self.every = np.sort(np.concatenate([s.finish_s for s in shards]))
-        self.uncut = TailChoice(0, 1, float(self.ends.max()), float(self.ends.sum()))
         self._flat = _Flat.of(shards)
+        self.ends = np.array([s.finish_s[-1] for s in shards])
+        self.every = np.sort(self._flat.finish_s)
+        self.uncut = TailChoice(0, 1, float(self.ends.max()), float(self.ends.sum()))
         self._left: dict[int, Leftover | None] = {}
+        self._linears_s: dict[int, Array] = {}
 
     def leftover(self, cut_below: int) -> Leftover | None:
         """None when nothing is left to cut: no threshold, or all of the last ones end at once."""
@@ -261,10 +262,15 @@ class Tail:
 
     def move(self, cut_below: int, left: Leftover, replicas: int) -> TailChoice:
         """The leftover dealt to `replicas` replicas, one call each."""
-        works = _works_s(left, _linear_s(left, self._moved), replicas, self._moved, self.max_batch)
+        works = _works_s(left, self._linear_s(cut_below, left), replicas, self._moved, self.max_batch)
         return TailChoice(
             cut_below, replicas, left.gone_s + float(works.max()), left.stopped_s + float(works.sum())
         )  # fmt: skip
+
+    def _linear_s(self, cut_below: int, left: Leftover) -> Array:
+        if cut_below not in self._linears_s:
+            self._linears_s[cut_below] = _linear_s(left, self._moved)
+        return self._linears_s[cut_below]
 
     def at(self, cut_below: int, batch: int | None = None) -> TailChoice:
         """A cut at `cut_below`, to as few replicas as are needed at `batch` samples each; no cut if that frees none."""
@@ -319,8 +325,7 @@ class Tail:
 
     def finish(self, choice: TailChoice) -> tuple[Array, npt.NDArray[np.int64]]:
         """When each sample is finished under that choice, ascending, and which it is. [samples] each"""
-        times = np.concatenate([s.finish_s for s in self.shards])
-        numbers = np.concatenate([s.numbers for s in self.shards])
+        times, numbers = self._flat.finish_s, self._flat.numbers
         left = self.leftover(choice.cut_below)
         if left is not None:
             stays = times <= left.at_s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from orchestrator.planner.base import TAIL, FunctionLimits
 from orchestrator.planner.costs import Costs
 from orchestrator.planner.cuts import Cuts, Dealt
 from orchestrator.planner.latency import GenerateCost, WorkCost
-from orchestrator.planner.outline import Load, Outline, Outliner
+from orchestrator.planner.outline import RIVALS, Load, Outline, Outliner
 from orchestrator.planner.policies import policy
 from orchestrator.planner.scaling import Goal
 from orchestrator.planner.tail import ShardState, Tail, TailChoice
@@ -65,12 +67,29 @@ def test_a_step_is_what_it_is_alone(seed: int, goal: Goal, pool_gpus: int | None
     known = costs({} if without else stages, pool_gpus)
     load, dealings = ways(seed, known)
     outliner = Outliner(known, policy("ours"), goal, load, frozenset({"train"}))
-    together = outliner.outlines(dealings)
+    together = outliner.outlines(dealings, rivals=math.inf)
     for way, found in zip(dealings, together, strict=True):
         (alone,) = outliner.outlines([way])
         assert found.shards is way.shards
         assert rank(goal, found) == pytest.approx(rank(goal, alone))
         assert (found.micro_batch, found.keep, found.prewarm) == (alone.micro_batch, alone.keep, alone.prewarm)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from(GOALS[:3]), st.sampled_from([None, 10]))
+def test_only_ways_that_are_behind_are_left_with_their_most_promising_cut(
+    seed: int, goal: Goal, pool_gpus: int | None
+) -> None:
+    """The others are as good as when all are worked out; nothing gets better by looking at less."""
+    known = costs({"reference": WorkCost(0.3, 0.0, 1e-3)}, pool_gpus)
+    load, dealings = ways(seed, known)
+    outliner = Outliner(known, policy("ours"), goal, load, frozenset({"train"}))
+    every = [rank(goal, found)[0] for found in outliner.outlines(dealings, rivals=math.inf)]
+    some = [rank(goal, found)[0] for found in outliner.outlines(dealings)]
+    first = [rank(goal, found)[0] for found in outliner.outlines(dealings, rivals=0.0)]
+    for all_s, some_s, first_s in zip(every, some, first, strict=True):
+        assert some_s == pytest.approx(all_s) or (some_s == pytest.approx(first_s) and first_s > 0.9 * RIVALS * min(first))
+        assert all_s <= some_s * (1 + 1e-9)
 
 
 class Only(Cuts):
