@@ -107,7 +107,19 @@ class Cache:
             own[:, :, to] = own[:, :, source]
         self._rows = len(stay)
         self._seats = self._seats[stay]
+        self._drop_prompts()
         self._place()
+
+    def _drop_prompts(self) -> None:
+        """Forgets prompts without rows when they are half of all: every step reads each prompt that is there."""
+        left = np.unique(self._seats // self._lanes)
+        if not 0 < 2 * len(left) <= self._prefix.shape[2]:
+            return
+        index = torch.from_numpy(left).to(self._prefix.device)
+        self._lengths = self._lengths[index]
+        self._least, self._most = int(self._lengths.min()), int(self._lengths.max())
+        self._prefix = self._prefix[:, :, index, :, : self._most].contiguous()
+        self._seats = np.searchsorted(left, self._seats // self._lanes) * self._lanes + self._seats % self._lanes
 
     def of(self, row: int) -> Tensor:
         """A copy of all that a row sees: its prompt's, then its own. [kv heads, layers, 2, tokens, D]"""
