@@ -88,7 +88,9 @@ def test_only_ways_that_are_behind_are_left_with_their_most_promising_cut(
     some = [rank(goal, found)[0] for found in outliner.outlines(dealings)]
     first = [rank(goal, found)[0] for found in outliner.outlines(dealings, rivals=0.0)]
     for all_s, some_s, first_s in zip(every, some, first, strict=True):
-        assert some_s == pytest.approx(all_s) or (some_s == pytest.approx(first_s) and first_s > 0.9 * RIVALS * min(first))
+        assert some_s == pytest.approx(all_s) or (
+            some_s == pytest.approx(first_s) and first_s > 0.9 * RIVALS * min(first)
+        )
         assert all_s <= some_s * (1 + 1e-9)
 
 
