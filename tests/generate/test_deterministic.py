@@ -74,7 +74,8 @@ def enough(looks: Iterator[int], steps: int) -> bool:
 def test_samples_do_not_depend_on_cuts(
     engine: TorchEngine, requests: list[Request], alone: Bits, data: st.DataObject
 ) -> None:
-    """Cut again and again, after a random number of steps, going on with what came in a random order."""
+    """Cut again and again, after a random number of steps, going on with what came in a random order, with or without
+    the keys and values that it had."""
     left = {r.number: r for r in data.draw(st.permutations(requests))[:14]}
     wanted = {number: alone[number] for number in left}
     done: Bits = {}
@@ -85,7 +86,10 @@ def test_samples_do_not_depend_on_cuts(
         order = data.draw(st.permutations(list(left.values())))
         for sample in engine.generate(order, SAMPLING, partial(enough, looks, steps)):
             if sample.finish == Finish.UNFINISHED:
-                left[sample.number] = replace(left[sample.number], response=sample.response, logprobs=sample.logprobs)
+                cache = sample.cache if data.draw(st.booleans()) else None  # some are lost on the way
+                left[sample.number] = replace(
+                    left[sample.number], response=sample.response, logprobs=sample.logprobs, cache=cache
+                )
             else:
                 done |= bits([sample])
                 del left[sample.number]
