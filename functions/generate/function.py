@@ -123,8 +123,7 @@ class GenerateFunction:
         with context.loading.timed():
             engine, choice = self._policy.hold(call.weights["policy"], context)
         writer = _Writer(call, context, batch, len(prior))
-        with context.phase("read"):
-            inbox = moves.read(call, context, engine, _requests(batch, left))
+        inbox = moves.read(call, context, engine, _requests(batch, left))
         outbox = moves.Outbox(call, context, _keys(batch))
         finished: list[Sample] = []
         cut: list[Sample] = []

@@ -59,8 +59,9 @@ class Outbox:
 
     def close(self) -> None:
         """Waits until all are written; after a failure, until no more is being written."""
-        with self._context.phase("publish"):
-            self._pool.shutdown(cancel_futures=sys.exc_info()[0] is not None)
+        if self._puts:
+            with self._context.phase("publish"):
+                self._pool.shutdown(cancel_futures=sys.exc_info()[0] is not None)
 
     def refs(self, number: int) -> list[Ref]:
         """Where a sample's lie; [] where there are none, or they could not be written."""
@@ -150,6 +151,8 @@ def read(call: Call, context: Context, engine: Engine, requests: Sequence[Reques
 def _parts(refs: Sequence[Ref], context: Context, why: list[str]) -> list[Part]:
     """What there is; `why` gets the reason for each that there is not."""
     found: list[Part] = []
+    if not refs:
+        return found
 
     def get(ref: Ref) -> bytes | ExchangeError:
         try:
@@ -158,7 +161,7 @@ def _parts(refs: Sequence[Ref], context: Context, why: list[str]) -> list[Part]:
         except ExchangeError as error:
             return error
 
-    with ThreadPoolExecutor(THREADS, "caches") as pool:
+    with context.phase("read"), ThreadPoolExecutor(THREADS, "caches") as pool:
         for data in pool.map(get, refs):
             try:
                 if isinstance(data, ExchangeError):
