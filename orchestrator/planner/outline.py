@@ -34,7 +34,7 @@ Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 BEAM = 8
-RIVALS = 1.2
+RIVALS = 1.25
 """How far a cut of the tail may get ahead of the one that is most promising, in what is minimised."""
 
 
