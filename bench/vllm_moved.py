@@ -6,7 +6,7 @@ Model: Qwen2.5-0.5B's layers, 8 of its 24, random weights. Samples of unlike pro
 are cut and go on until each has a token more. One engine, one thread, process CPU time, medians of `rounds`:
 
     out      blocks -> KeysValues
-    on       KeysValues -> blocks, and the step that computes what is left (fewer tokens than a block has: 128 on a CPU,
+    on       KeysValues -> blocks, and the step that computes what is left (fewer tokens than a block has: 32 on a CPU,
              16 on a GPU) and the next token
     again    the steps that compute everything, and the next token
     ratio    again / (out + on)
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from functions.generate.engine_vllm import VllmEngine
 
 PROMPT = 256
-TOKENS = (512, 1024, 2048)
+TOKENS = (528, 1040, 2064)
+"""Half a block of a CPU more than whole ones: what is left to compute on the average."""
 COLUMNS = ("out", "on", "again", "ratio")
 
 

@@ -4,7 +4,7 @@
     in    KeysValues --rlhf_write--> free blocks, entered in vLLM's prefix cache under the hashes that vLLM computed for
           the request: when it is scheduled, it finds them as it finds another sample's prompt
 
-What goes in are whole blocks: the tokens after the last one (fewer than 16 on a GPU, 128 on a CPU) are computed with
+What goes in are whole blocks: the tokens after the last one (fewer than 16 on a GPU, 32 on a CPU) are computed with
 the next. Nothing is configured in vLLM for this, so a rollout in which nothing moves is the same rollout. (A KV
 connector, vLLM's interface for such things, would bring the part of a block as well, and change every rollout:
 docs/vllm.md.)

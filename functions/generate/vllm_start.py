@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
 _MB = 1 << 20
+_CPU_BLOCK = 32
+"""Tokens of a block on a CPU, the fewest that its fast kernels take. With vLLM's 128 nothing is faster, shorter prompts
+share nothing, and of a sample that moves up to 127 tokens are computed again."""
 _PRELOADED = ("llama", "qwen2", "qwen3", "gemma3", "mistral")
 """Model families whose modules `preload` imports; any other is imported when it is first loaded."""
 
@@ -132,6 +135,7 @@ def start(model_dir: Path, settings: VllmSettings) -> LLMEngine:
             enforce_eager=cpu if settings.eager is None else settings.eager,
             logprobs_mode="processed_logprobs",
             enable_prefix_caching=True,
+            block_size=_CPU_BLOCK if cpu else None,
             distributed_executor_backend="uni" if settings.gpus == 1 else "mp",
             tensor_parallel_size=settings.gpus,
             worker_extension_cls="functions.generate.vllm_worker.WorkerExtension",

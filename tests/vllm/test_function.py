@@ -70,10 +70,12 @@ def test_a_call_that_is_cut_and_taken_up_by_another_replica(
     assert isinstance(function._policy._engine, VllmEngine)
     function._policy._engine._forget_prefixes()  # as if it were the other replica's
     rest_events, second = call("rest", first[-1], caches=caches)
-    long = sum(first[-1].prompts.lengths[first[-1].prompt] >= 128)
-    assert long > 0
-    assert rest_events[-1].data["moved_tokens"] + rest_events[-1].data["shared_tokens"] == 128 * long
-    assert rest_events[-1].data["moved_tokens"] == 128
+    lengths = first[-1].prompts.lengths[first[-1].prompt]
+    blocks = (lengths + first[-1].responses.lengths - 1) // 32
+    brought = sum(blocks) - sum(length // 32 * (sum(lengths == length) - 1) for length in set(lengths.tolist()))
+    assert rest_events[-1].data["moved_tokens"] == 32 * brought
+    assert rest_events[-1].data["moved_tokens"] + rest_events[-1].data["shared_tokens"] == 32 * sum(blocks)
+    assert brought > 0
     assert "cache" not in rest_events[-1].data
     parts = first[:-1] + second
 

@@ -27,7 +27,7 @@ from tests.vllm.test_versions import make_adapter
 
 SAMPLING = Sampling(200, seed=5, ignore_eos=True)
 LENGTHS = (300, 40, 130)
-BLOCK = 128
+BLOCK = 32
 
 
 @pytest.fixture(scope="module")
@@ -83,16 +83,16 @@ def whole(engine: VllmEngine, wanted: list[Request]) -> dict[int, Sample]:
 def test_a_sample_that_moved_goes_on_as_if_it_had_not_been_cut(
     engine: VllmEngine, wanted: list[Request], whole: dict[int, Sample]
 ) -> None:
-    """Cut twice. What is counted, by hand: 100 response tokens make 3, 1 and 1 full blocks of 300, 40 and 130 tokens of
-    prompt; samples of a prompt share 2, 0 and 1 of them, which only the first brings."""
+    """Cut twice. What is counted, by hand: with 100 response tokens, prompts of 300, 40 and 130 make 12, 4 and 7 full
+    blocks; samples of a prompt share 9, 1 and 4 of them, which only the first brings."""
     elsewhere(engine)
     again = rest(wanted, cut(engine, wanted, 100))
     assert all(len(r.response) == 100 for r in again)
     elsewhere(engine)
     parts = cut(engine, again, 40)
     stats = engine.stats
-    assert stats.moved_tokens == BLOCK * ((3 + 3 * 1) + 4 * 1 + (1 + 3 * 0))
-    assert stats.shared_tokens == BLOCK * (3 * 2 + 0 + 3 * 1)
+    assert stats.moved_tokens == BLOCK * ((12 + 3 * 3) + (4 + 3 * 3) + (7 + 3 * 3))
+    assert stats.shared_tokens == BLOCK * (3 * 9 + 3 * 1 + 3 * 4)
     assert stats.prefill_tokens == sum(4 * (n + 100) for n in LENGTHS) - stats.moved_tokens - stats.shared_tokens
     assert stats.moved_s > 0
     elsewhere(engine)
@@ -179,7 +179,7 @@ def test_keys_and_values_that_do_not_fit_are_named(engine: VllmEngine, wanted: l
 def test_more_comes_than_there_is_room_for(
     make_engine: Callable[..., VllmEngine], model: Path, wanted: list[Request], whole: dict[int, Sample]
 ) -> None:
-    """7 blocks, and 12 samples of up to 4: they start as others end. Cut once more, and they are the same samples."""
+    """31 blocks, and 12 samples of up to 16: they start as others end. Cut once more, and they are the same samples."""
     again = None
     for mb in (256, 1):
         engine = make_engine(slots=8, context=512, kv_cache_mb=mb)
@@ -227,7 +227,7 @@ def test_keys_and_values_of_an_adapter_move(
         again = rest(wanted, cut(engine, wanted, 100, sampling))
         elsewhere(engine)
         found = run(engine, again, sampling)
-        assert engine.stats.moved_tokens == BLOCK * (6 + 4 + 1)
+        assert engine.stats.moved_tokens == BLOCK * (21 + 13 + 16)
         for name, sample in found.items():
             assert np.array_equal(sample.response, whole[name].response)
 
