@@ -4,7 +4,7 @@ python bench/reproduction.py testbed      RLHFless's test-bed: 16 L40S, 3B and 7
 python bench/reproduction.py level        its GRPO cases with the baseline's own time as deadline
 python bench/reproduction.py tensor       one case with 1, 2 and 4 GPUs to a replica of generate; of 2, 4, 8 of its tail
 python bench/reproduction.py bounds       the test-bed's cases: what no schedule can beat
-python bench/reproduction.py starts       one case of it with slower cold starts
+python bench/reproduction.py assumed      two cases of it with slower links, cold starts and next versions
 python bench/reproduction.py cluster      70B on 160 H100: 512 samples a step
 python bench/reproduction.py fusion       RLHFuse's setting: R_t from 1 to 60 %, fusion on and off
 python bench/reproduction.py loop_fusion  the same in the real loop, on 64 GPUs and without pipelines
@@ -174,12 +174,19 @@ def bound(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def starts() -> list[dict[str, Any]]:
+def assumed() -> list[dict[str, Any]]:
+    """What the results hang on: GB/s of a GPU's link to the exchange, seconds of a process's start, the share of a
+    version's time that a delta takes."""
     head()
     rows: list[dict[str, Any]] = []
-    for process_s in (0.5, 2.0, 5.0, 25.0):
-        scenario = scenarios.rlhfless_testbed("Qwen2.5-3B", "grpo", "gpqa", process_s=process_s)
-        rows += compare(replace(scenario, name=f"{scenario.name} {process_s:g} s"))
+    for data in ("gsm8k", "gpqa"):
+        scenario = scenarios.rlhfless_testbed("Qwen2.5-7B", "grpo", data)
+        for key, value in (
+            ("delta_fraction", 0.1), ("delta_fraction", 1.0), ("link_gb_s", 2.0), ("link_gb_s", 0.625),
+            ("process_s", 5.0), ("process_s", 25.0),
+        ):  # fmt: skip
+            changes: dict[str, Any] = {key: value, "name": f"{data} {key} {value:g}"}
+            rows += compare(replace(scenario, **changes), [RUNS[0], *RUNS[2:5]])
     return rows
 
 
@@ -361,7 +368,7 @@ def schedules() -> list[dict[str, Any]]:
 def main() -> None:
     tables: dict[str, Callable[[], list[dict[str, Any]]]] = {
         f.__name__: f
-        for f in (testbed, level, tensor, bounds, starts, cluster, fusion, loop_fusion, placement, schedules)
+        for f in (testbed, level, tensor, bounds, assumed, cluster, fusion, loop_fusion, placement, schedules)
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=tables)
