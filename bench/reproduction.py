@@ -5,6 +5,7 @@ python bench/reproduction.py level        its GRPO cases with the baseline's own
 python bench/reproduction.py tensor       one case with 1, 2 and 4 GPUs to a replica of generate; of 2, 4, 8 of its tail
 python bench/reproduction.py bounds       the test-bed's cases: what no schedule can beat
 python bench/reproduction.py assumed      two cases of it with slower links, cold starts and next versions
+python bench/reproduction.py rounds       RollPacker's tail batching beside them, 20 steps
 python bench/reproduction.py cluster      70B on 160 H100: 512 samples a step
 python bench/reproduction.py fusion       RLHFuse's setting: R_t from 1 to 60 %, fusion on and off
 python bench/reproduction.py loop_fusion  the same in the real loop, on 64 GPUs and without pipelines
@@ -39,6 +40,7 @@ from orchestrator.simulation.fused_training import Trained, train
 from orchestrator.simulation.job import Outcome, simulate
 from orchestrator.simulation.lengths import Lognormal
 from orchestrator.simulation.scenario import Scenario
+from orchestrator.simulation.tail_batching import NAME, Rounds, tail_batching
 
 Array = npt.NDArray[np.float64]
 
@@ -73,11 +75,12 @@ def compare(scenario: Scenario, runs: Sequence[Run] = RUNS) -> list[dict[str, An
     return rows
 
 
-def row(scenario: Scenario, label: str, outcome: Outcome, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def row(scenario: Scenario, label: str, outcome: Outcome | Rounds, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Speed and GPU-seconds against the first row, over all steps (the first epoch, without history, included)."""
     step_s, gpu_s = float(np.mean(outcome.step_s)), outcome.total_gpu_s / len(outcome.step_s)
     base = rows[0] if rows else {"step_s": step_s, "gpu_s": gpu_s}
-    errors = [m["planner/error/step"] for m in outcome.metrics[5:] if "planner/error/step" in m]
+    metrics = outcome.metrics[5:] if isinstance(outcome, Outcome) else ()
+    errors = [m["planner/error/step"] for m in metrics if "planner/error/step" in m]
     return {
         "case": scenario.name,
         "policy": label,
@@ -187,6 +190,20 @@ def assumed() -> list[dict[str, Any]]:
         ):  # fmt: skip
             changes: dict[str, Any] = {key: value, "name": f"{data} {key} {value:g}"}
             rows += compare(replace(scenario, **changes), [RUNS[0], *RUNS[2:5]])
+    return rows
+
+
+def rounds() -> list[dict[str, Any]]:
+    """20 steps, of which tail batching makes four long rounds."""
+    head()
+    rows: list[dict[str, Any]] = []
+    for model in ("Qwen2.5-3B", "Qwen2.5-7B"):
+        for data in scenarios.DATA:
+            scenario = replace(scenarios.rlhfless_testbed(model, "grpo", data), steps=20)
+            found = compare(scenario, [RUNS[0], *RUNS[3:5]])
+            rows += [*found, row(scenario, NAME, tail_batching(scenario), found)]
+            step_s, speed, gpu_s = (rows[-1][column] for column in ("step_s", "speed", "gpu_s"))
+            print(f"{scenario.name:24} {NAME:12} {step_s:8.1f} {speed:6.2f} {gpu_s:8.0f}", flush=True)
     return rows
 
 
@@ -368,7 +385,7 @@ def schedules() -> list[dict[str, Any]]:
 def main() -> None:
     tables: dict[str, Callable[[], list[dict[str, Any]]]] = {
         f.__name__: f
-        for f in (testbed, level, tensor, bounds, assumed, cluster, fusion, loop_fusion, placement, schedules)
+        for f in (testbed, level, tensor, bounds, assumed, rounds, cluster, fusion, loop_fusion, placement, schedules)
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=tables)

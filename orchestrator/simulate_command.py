@@ -3,7 +3,7 @@
 simulate 3b-grpo-gpqa                        the built-in scenarios are listed by `simulate list`
 simulate my.toml --policy ours --steps 30    a scenario of your own (orchestrator/simulation/scenarios.py)
 simulate runs/job                            a run that was made, again: its lengths, its functions' measured times
-simulate 3b-grpo-gpqa --picture gantt.svg    replicas' lives over the last two steps of each policy
+simulate 3b-grpo-gpqa --picture gantt.svg    replicas' lives over the last two steps of each of the loop's policies
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from orchestrator.plan_command import write_picture
 from orchestrator.planner.policies import POLICIES, policy
 from orchestrator.planner.scaling import OBJECTIVES, Goal, Unmet
 from orchestrator.run_directory import RunDirectory
+from orchestrator.simulation import tail_batching
 from orchestrator.simulation.job import Outcome, simulate
+from orchestrator.simulation.lengths import Lognormal
 from orchestrator.simulation.replay import replay
 from orchestrator.simulation.scenario import Scenario
 from orchestrator.simulation.scenarios import find_scenario, names
+from orchestrator.simulation.tail_batching import Rounds
 from orchestrator.tables import number
 
 BASE = "serverful"
@@ -35,13 +38,17 @@ BASE = "serverful"
 OURS = "ours"
 """The policy that decides by what was asked for."""
 SHOWN_STEPS = 2
+NAMES = (*POLICIES, tail_batching.NAME)
 
 
 def simulate_parser(commands: Any) -> None:
     parser = commands.add_parser("simulate", help="policies side by side, in virtual time")
     parser.add_argument("scenario", help="a built-in scenario, a TOML file, a run's directory, or `list`")
     parser.add_argument(
-        "--policy", action="append", choices=list(POLICIES), help="compare only these with serverful (repeatable)"
+        "--policy",
+        action="append",
+        choices=NAMES,
+        help="compare only these with serverful (repeatable)",
     )
     parser.add_argument("--objective", choices=OBJECTIVES, default="knee", help="what `ours` decides for")
     parser.add_argument("--deadline-s", type=float, help="a step of `ours` may not take longer")
@@ -66,6 +73,12 @@ def _simulate(given: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     others = [name for name in POLICIES if name != BASE and (given.policy is None or name in given.policy)]
+    drawn = isinstance(scenario.lengths, Lognormal)
+    if not drawn and tail_batching.NAME in (given.policy or ()):
+        raise ConfigError(
+            f"--policy {tail_batching.NAME}: begins more responses than it keeps, and a trace has no lengths of those "
+            "(wants a scenario with lengths.mean and lengths.sigma)"
+        )
     if OURS not in others and goal != Goal():
         raise ConfigError(f"--objective, --deadline-s and --budget-usd are for {OURS}, which is not among the policies")
     try:
@@ -75,13 +88,14 @@ def _simulate(given: argparse.Namespace) -> int:
         ]
     except Unmet as error:
         raise RunError(f"planner: {error}") from None
-    Console().print(outcome_table(scenario, outcomes), highlight=False)
+    rounds = [tail_batching.tail_batching(scenario)] if drawn and tail_batching.NAME in (given.policy or NAMES) else []
+    Console().print(outcome_table(scenario, [*outcomes, *rounds]), highlight=False)
     if given.picture is not None:
         write_picture(given.picture, outcome_picture(scenario, outcomes))
     return 0
 
 
-def outcome_table(scenario: Scenario, outcomes: Sequence[Outcome]) -> Table:
+def outcome_table(scenario: Scenario, outcomes: Sequence[Outcome | Rounds]) -> Table:
     """Means over all steps; the first outcome is what the others are compared with."""
     title = f"{scenario.name}: {scenario.gpus} x {scenario.device.name}, {len(outcomes[0].step_s)} steps"
     table = Table("policy", box=SIMPLE, title=title, title_justify="left")
@@ -97,7 +111,7 @@ def outcome_table(scenario: Scenario, outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def _means(outcome: Outcome) -> tuple[float, float]:
+def _means(outcome: Outcome | Rounds) -> tuple[float, float]:
     steps = len(outcome.step_s)
     return sum(outcome.step_s) / steps, outcome.total_gpu_s / steps
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import tomllib
 from pathlib import Path
@@ -185,10 +186,13 @@ steps = 3
 def test_simulate_compares_with_serverful(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.toml").write_text(SCENARIO + "lengths = { mean = 100.0, sigma = 0.5 }")
     picture = tmp_path / "gantt.svg"
-    assert main(["simulate", str(tmp_path / "mine.toml"), "--policy", "ours", "--picture", str(picture)]) == 0
+    policies = ["--policy", "ours", "--policy", "tail-batching"]
+    assert main(["simulate", str(tmp_path / "mine.toml"), *policies, "--picture", str(picture)]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    held, ours = (next(row for row in rows if row[0] == name) for name in ("serverful", "ours"))
+    held, ours, late = (next(row for row in rows if row[0] == n) for n in ("serverful", "ours", "tail-batching"))
     assert held[2] == "1.00"
+    assert float(late[4]) == pytest.approx(4 * float(late[1]), rel=0.01)
+    assert not any(row[0] in ("rlhfuse", "rlhfless") for row in rows)
     assert float(held[4]) == pytest.approx(4 * float(held[1]), rel=0.01)  # four GPUs, held all the time
     assert float(ours[2]) == pytest.approx(float(held[1]) / float(ours[1]), abs=0.01)
     titles = [e.text for e in ElementTree.parse(picture).iter() if e.text and "mine, " in e.text]
@@ -212,6 +216,14 @@ def test_a_bad_scenario_is_refused_in_one_line(
     assert main(["simulate", str(tmp_path / "bad.toml")]) == 2
     assert told in (text := capsys.readouterr().err)
     assert text.count("\n") == 1
+
+
+def test_a_trace_has_no_lengths_of_what_tail_batching_drops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [{"step": s, "group": g, "index": i, "length": 9} for s in range(1, 4) for g in range(4) for i in range(2)]
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "mine.toml").write_text(SCENARIO + "lengths = { trace = 'trace.jsonl' }")
+    assert main(["simulate", str(tmp_path / "mine.toml"), "--policy", "tail-batching"]) == 2
+    assert "a trace has no lengths of those" in capsys.readouterr().err
 
 
 def test_a_scenario_or_goal_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
