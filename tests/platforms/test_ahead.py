@@ -44,7 +44,9 @@ async def answer(platform: LocalPlatform, function: str, call: Call) -> list[Eve
     return [event async for event in platform.call(function, call) if event.kind != "progress"]
 
 
-@pytest.mark.parametrize("warm_parent", [True, False], ids=["warm", "fresh"])
+@pytest.mark.parametrize(
+    "warm_parent", [pytest.param(True, id="warm"), pytest.param(False, id="fresh", marks=pytest.mark.slow)]
+)
 def test_replicas_started_ahead_have_the_policy_when_they_are_called(tmp_path: Path, warm_parent: bool) -> None:
     make_model(tmp_path / "model")
     exchange = DirectoryExchange(str(tmp_path / "exchange" / "job"))
