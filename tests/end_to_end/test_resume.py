@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from functions.exchange.directory import DirectoryExchange
+from functions.wire import Hint, Load, Version, hint_key
 from tests.support.tiny_job import STEPS, Background, Job, assert_same, children, command
 
 pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(600)]
@@ -20,19 +23,30 @@ def record(run: Path, step: int) -> Path:
 
 
 def test_killed_at_every_journal_boundary(job: Job, undisturbed: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+    """Once a hint of the execution before names a version that was never made: no replica follows it."""
+    run, exchange = tmp_path / "run", DirectoryExchange(tmp_path / "run")
+    gone = Hint(3, [Load("generate", {"policy": Version("actor", 77, "gone")})])
     words: list[object] = ["run", job.file, "--run-dir", run]
     for step in range(STEPS + 1):
         orchestrator = Background(*words)
         orchestrator.wait_for(record(run, step).exists)
         orchestrator.kill()
         words = ["resume", run]
+        if step == 2:
+            exchange.put(hint_key("generate"), json.dumps(gone.to_json()).encode())
     done = command(*words)
     assert done.returncode == 0, done.stderr
     assert_same(run, undisturbed)
+    committed = json.JSONDecoder().raw_decode(record(run, STEPS).read_text())[0]["pointers"]["versions"]["actor"]
+    newest = Hint(STEPS + 1, [Load("generate", {"policy": Version.from_json(committed)})])
+    assert Hint.from_json(json.loads(exchange.get(hint_key("generate")))) == newest
+    said = [log.read_text() for log in (run / "logs").glob("generate-*.log")]
+    assert said
+    assert not [text for text in said if "v000077" in text]
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [4, 20])
 def test_orchestrator_killed_at_random_moments(job: Job, undisturbed: Path, tmp_path: Path, kills: int) -> None:
     dice, run = random.Random(kills), tmp_path / "run"
     words: list[object] = ["run", job.file, "--run-dir", run]

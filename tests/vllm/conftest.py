@@ -16,6 +16,7 @@ from functions.generate.engine import Request, Sample
 from functions.generate.engine_vllm import VllmEngine
 from functions.generate.vllm_start import VllmSettings
 from functions.models import load_causal_lm, save_model
+from functions.wire import Version
 from tests.vllm.samples import CONTEXT, VOCABULARY, Logprobs
 
 
@@ -82,3 +83,16 @@ def make_engine() -> Iterator[Callable[..., VllmEngine]]:
     yield make
     for engine in made:
         engine.close()
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Callable[..., Path]) -> Path:
+    return make_model(0)
+
+
+@pytest.fixture(scope="module")
+def engine(make_engine: Callable[..., VllmEngine], model: Path) -> VllmEngine:
+    """Holds version 3 of `model`."""
+    engine = make_engine(slots=64)
+    engine.load(Version("policy", 3), model)
+    return engine

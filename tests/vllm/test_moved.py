@@ -30,18 +30,6 @@ LENGTHS = (300, 40, 130)
 BLOCK = 32
 
 
-@pytest.fixture(scope="module")
-def model(make_model: Callable[..., Path]) -> Path:
-    return make_model(0)
-
-
-@pytest.fixture(scope="module")
-def engine(make_engine: Callable[..., VllmEngine], model: Path) -> VllmEngine:
-    engine = make_engine(slots=64)
-    engine.load(Version("policy", 3), model)
-    return engine
-
-
 def cut(engine: VllmEngine, wanted: Sequence[Request], steps: int, sampling: Sampling = SAMPLING) -> list[Sample]:
     """Samples after so many steps."""
     left = steps

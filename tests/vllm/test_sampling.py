@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,18 +17,6 @@ from functions.wire import Version
 from tests.vllm.samples import CONTEXT, VOCABULARY, Logprobs, random_prompts, requests, run
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture(scope="module")
-def model(make_model: Callable[..., Path]) -> Path:
-    return make_model(0)
-
-
-@pytest.fixture(scope="module")
-def engine(make_engine: Callable[..., VllmEngine], model: Path) -> VllmEngine:
-    engine = make_engine(slots=64)
-    engine.load(Version("policy", 3), model)
-    return engine
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
