@@ -86,9 +86,10 @@ def test_from_post_to_model_over_kills(tmp_path: Path) -> None:
         timeline = api.get(f"/v1/jobs/{id}/replicas").json()
         drawn = [step for step, _, _ in timeline["steps"]]
         assert drawn == sorted(drawn)
-        assert len(set(range(STEPS + 1)) - set(drawn)) <= 1, "but for the one killed between commit and trace"
+        undrawn = set(range(STEPS + 1)) - set(drawn)
+        assert len(undrawn) <= 1, "but for one that is killed between its commit and the trace"
         train = next(function for function in timeline["functions"] if function["name"] == "train")
-        assert len(train["calls"]) >= STEPS, "a call for each step, over three executions"
+        assert len(train["calls"]) >= STEPS - len(undrawn), "a call for each step, over three executions"
         for start, ready, draining, stop in (life[1:5] for life in train["lives"]):
             assert start <= ready <= stop
             assert start <= draining <= stop
