@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tests.knative.conftest import Start
 from tests.knative.control_plane import ControlPlane
 from tests.knative.objects import Cluster
 from tests.knative.parts import SPEED
+from tests.support.waiting import eventually
 
 FUNCTIONS = Path(__file__).parents[1] / "server" / "functions_for_tests.py"
 COUNT = FunctionSpec("count", f"{FUNCTIONS}:Count", max_replicas=4)
@@ -59,11 +60,6 @@ async def answer(platform: KnativePlatform, call: Call) -> list[Event]:
     return [event async for event in platform.call("count", call) if event.kind not in ("progress", "started")]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # bounded by `run`
-        await asyncio.sleep(0.01)
-
-
 def live(plane: ControlPlane) -> int:
     return plane.ask(lambda cluster: sum(not pod.removing for pod in cluster.pods.values()))
 
@@ -78,7 +74,7 @@ def test_a_call_from_zero_and_back_to_zero(control_plane: Start) -> None:
             events = await answer(platform, count("a"))
             assert [event.kind for event in events] == ["samples", "samples", "done"]
             await platform.scale("count", 0)
-            await until(lambda: not platform.replicas())
+            await eventually(lambda: not platform.replicas())
             assert plane.ask(lambda cluster: len(cluster.pods)) == 0
             lives = platform.usage()
             assert all(life.stopped_s is not None for life in lives)
@@ -94,12 +90,12 @@ def test_min_scale_of_a_revision_never_active_needs_a_request(control_plane: Sta
     async def test() -> None:
         async with knative(plane) as platform:
             await platform.scale("count", 3)  # no call: only the wake-up request can make this true
-            await until(lambda: sum(r.state == "idle" for r in platform.replicas()) == 3)
+            await eventually(lambda: sum(r.state == "idle" for r in platform.replicas()) == 3)
             await platform.scale("count", 0)
-            await until(lambda: not platform.replicas())
+            await eventually(lambda: not platform.replicas())
             plane.ask(Cluster.restart_autoscaler)
             await platform.scale("count", 1)
-            await until(lambda: sum(r.state == "idle" for r in platform.replicas()) == 1)
+            await eventually(lambda: sum(r.state == "idle" for r in platform.replicas()) == 1)
 
     run(test())
 
@@ -110,16 +106,16 @@ def test_scale_makes_no_new_revision_and_spares_busy_replicas(control_plane: Sta
     async def test() -> None:
         async with knative(plane) as platform:
             await platform.scale("count", 4)
-            await until(lambda: sum(r.state == "idle" for r in platform.replicas()) == 4)
+            await eventually(lambda: sum(r.state == "idle" for r in platform.replicas()) == 4)
             calls = [asyncio.create_task(answer(platform, count(f"c{i}", pause_s=1.0))) for i in range(2)]
-            await until(lambda: sum(r.state == "busy" for r in platform.replicas()) == 2)
+            await eventually(lambda: sum(r.state == "busy" for r in platform.replicas()) == 2)
             busy = {r.name for r in platform.replicas() if r.state == "busy"}
             await platform.scale("count", 1)  # one less than there are calls: both go on
-            await until(lambda: len(platform.replicas()) == 2)
+            await eventually(lambda: len(platform.replicas()) == 2)
             assert {r.name for r in platform.replicas()} == busy
             for call in calls:
                 assert (await call)[-1].kind == "done"
-            await until(lambda: len(platform.replicas()) == 1)
+            await eventually(lambda: len(platform.replicas()) == 1)
             assert plane.ask(lambda cluster: list(cluster.revisions)) == ["job-count-00001"]
             writes = plane.ask(lambda cluster: [w for w in cluster.writes if w[1] == "services"])
             assert [verb for verb, _, _ in writes] == ["PATCH", "PATCH"], "created, owned; scale is not in it"
@@ -135,7 +131,7 @@ def test_idle_replicas_do_not_drain_for_half_a_minute(control_plane: Start) -> N
             await platform.scale("count", 3)
             await asyncio.gather(*(answer(platform, count(f"c{i}", pause_s=0.3)) for i in range(3)))
             await platform.scale("count", 0)
-            await until(lambda: not platform.replicas())
+            await eventually(lambda: not platform.replicas())
         assert plane.ask(lambda cluster: cluster.drained) == []
 
     run(test())
@@ -150,7 +146,7 @@ def test_each_pod_let_go_is_replaced_once_at_most(control_plane: Start) -> None:
             await platform.scale("count", 2)
             await asyncio.gather(*(answer(platform, count(f"c{i}", pause_s=0.5)) for i in range(2)))
             await platform.scale("count", 0)
-            await until(lambda: not platform.replicas())
+            await eventually(lambda: not platform.replicas())
             assert len(platform.usage()) <= 4
 
     run(test())
@@ -166,7 +162,7 @@ def test_nothing_is_put_back_after_a_short_stage(control_plane: Start) -> None:
                 await platform.scale("count", 2)
                 await asyncio.gather(*(answer(platform, count(f"s{stage}.{i}")) for i in range(2)))
                 await platform.scale("count", 0)
-                await until(lambda: not platform.replicas())
+                await eventually(lambda: not platform.replicas())
             in_vain = [life for life in platform.usage() if life.ready_s is not None and life.busy_s == 0]
             assert in_vain == []
             assert plane.ask(lambda cluster: cluster.drained) == []
@@ -190,7 +186,7 @@ def test_a_pod_set_aside_goes_with_the_lease(control_plane: Start) -> None:
             await answer(platform, count("a"))
             [pod] = plane.ask(lambda cluster: list(cluster.pods))
             plane.ask(expire)
-            await until(lambda: plane.ask(lambda cluster: pod not in cluster.pods))
+            await eventually(lambda: plane.ask(lambda cluster: pod not in cluster.pods))
 
     run(test())
 
@@ -284,10 +280,10 @@ def test_an_orchestrator_that_dies_leaves_nothing(control_plane: Start) -> None:
             os._exit(1)
 
     async def test() -> None:
-        await until(lambda: plane.ask(lambda cluster: sum(pod.ready for pod in cluster.pods.values())) == 2)
+        await eventually(lambda: plane.ask(lambda cluster: sum(pod.ready for pod in cluster.pods.values())) == 2)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        await until(lambda: plane.ask(lambda cluster: not cluster.pods and not cluster.objects))
+        await eventually(lambda: plane.ask(lambda cluster: not cluster.pods and not cluster.objects))
 
     run(test())
 
@@ -300,7 +296,7 @@ def test_a_lease_lost_while_the_api_was_away_is_taken_again(control_plane: Start
             await platform.scale("count", 1)
             await answer(platform, count("a"))
             plane.away = True
-            await until(lambda: plane.ask(lambda cluster: not cluster.pods and not cluster.objects))
+            await eventually(lambda: plane.ask(lambda cluster: not cluster.pods and not cluster.objects))
             plane.away = False
             lost = True
             while lost:
@@ -323,8 +319,8 @@ def test_a_second_orchestrator_takes_over_without_a_new_revision(control_plane: 
         for task in list(first._tasks):  # as if killed
             task.cancel()
         async with knative(plane) as second:
-            await until(lambda: [replica.state for replica in second.replicas()] == ["idle", "idle"])
-            await until(lambda: not second.replicas())  # not wanted by anyone any more
+            await eventually(lambda: [replica.state for replica in second.replicas()] == ["idle", "idle"])
+            await eventually(lambda: not second.replicas())  # not wanted by anyone any more
             await second.scale("count", 1)
             await answer(second, count("b"))
             await asyncio.sleep(1.5)  # the first one's lease runs out: it owns nothing

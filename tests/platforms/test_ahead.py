@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,13 @@ from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.local import LocalPlatform
 from tests.support.processes import exists
 from tests.support.tiny_job import make_model
+from tests.support.waiting import eventually
 
 FUNCTIONS = Path(__file__).parents[1] / "server" / "functions_for_tests.py"
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 90))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # bounded by `run`
-        await asyncio.sleep(0.01)
 
 
 def said(root: Path, replica: str, message: str) -> bool:
@@ -64,7 +61,7 @@ def test_replicas_started_ahead_have_the_policy_when_they_are_called(tmp_path: P
             await platform.deploy([FunctionSpec("generate", "generate", {"engine": "torch"}, max_replicas=2)])
             await platform.scale("generate", 2)
             for replica in ("generate-0", "generate-1"):
-                await until(lambda replica=replica: said(tmp_path, replica, "policy actor v000000 loaded ahead"))  # type: ignore[misc]
+                await eventually(partial(said, tmp_path, replica, "policy actor v000000 loaded ahead"))
             exchange.delete(policy.prefix)
             answers = await asyncio.gather(*(answer(platform, "generate", call) for call in calls))
         finally:
@@ -86,11 +83,11 @@ def test_to_zero_while_it_loads(tmp_path: Path) -> None:
         try:
             await platform.deploy([FunctionSpec("slow", f"{FUNCTIONS}:Loads", options)])
             await platform.scale("slow", 1)
-            await until(lambda: said(tmp_path, "slow-0", "loading one"))
+            await eventually(lambda: said(tmp_path, "slow-0", "loading one"))
             [replica], [pid] = platform.replicas(), platform.processes()["slow"]
             assert replica.state == "idle", "it is ready, and goes as others do that nobody calls"
             await platform.scale("slow", 0)
-            await until(lambda: platform.replicas() == [])
+            await eventually(lambda: platform.replicas() == [])
             assert not exists(pid)
         finally:
             await platform.close()

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from functions.wire import Call, Event
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError, Replica
 from orchestrator.platforms.local import LocalPlatform
 from tests.support.processes import descendants, exists
+from tests.support.waiting import eventually
 
 FUNCTIONS = Path(__file__).parents[1] / "server" / "functions_for_tests.py"
 COUNT = FunctionSpec("count", f"{FUNCTIONS}:Count", max_replicas=3)
@@ -69,11 +70,6 @@ async def failure(platform: LocalPlatform, call: Call, function: str) -> Excepti
     return None
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # bounded by `run`
-        await asyncio.sleep(0.01)
-
-
 def states(platform: LocalPlatform) -> list[str]:
     return [replica.state for replica in platform.replicas()]
 
@@ -96,7 +92,7 @@ def test_from_zero_to_an_answer_and_back_to_zero(tmp_path: Path, warm_parent: bo
             pid = events[-1].data["pid"]
             assert exists(pid)
             await platform.scale("count", 0)
-            await until(lambda: platform.replicas() == [])
+            await eventually(lambda: platform.replicas() == [])
             assert not exists(pid)
             [usage] = platform.usage()
             assert usage.stopped_s is not None
@@ -153,9 +149,9 @@ def test_scaling_down_lets_idle_ones_go_at_once_and_busy_ones_after_their_call(t
                 asyncio.create_task(answer(platform, Call(f"c{n}", "count", params={"n": 4, "pause_s": 0.25})))
                 for n in range(2)
             ]
-            await until(lambda: sorted(states(platform)) == ["busy", "busy", "idle"])
+            await eventually(lambda: sorted(states(platform)) == ["busy", "busy", "idle"])
             await platform.scale("count", 1)
-            await until(lambda: sorted(states(platform)) == ["busy", "draining"])
+            await eventually(lambda: sorted(states(platform)) == ["busy", "draining"])
             await platform.scale("count", 2)  # the draining one is taken back
             assert states(platform) == ["busy", "busy"]
             await platform.scale("count", 0)
@@ -164,7 +160,7 @@ def test_scaling_down_lets_idle_ones_go_at_once_and_busy_ones_after_their_call(t
                 await answer(platform, Call("late", "count", params={"n": 1}))
             for events in await asyncio.gather(*calls):
                 assert counted(events) == [0, 1, 2, 3]
-            await until(lambda: platform.replicas() == [])
+            await eventually(lambda: platform.replicas() == [])
 
     run(test())
 
@@ -174,7 +170,7 @@ def test_waiting_calls_are_lost_when_no_replica_is_wanted_any_more(tmp_path: Pat
         async with local(tmp_path) as platform:
             await platform.scale("count", 1)
             busy = asyncio.create_task(answer(platform, Call("c0", "count", params={"n": 1, "pause_s": 0.5})))
-            await until(lambda: states(platform) == ["busy"])
+            await eventually(lambda: states(platform) == ["busy"])
             waiting = asyncio.create_task(answer(platform, Call("c1", "count", params={"n": 1})))
             await asyncio.sleep(0)
             await platform.scale("count", 0)
@@ -214,7 +210,7 @@ def test_an_idle_replica_that_dies_is_replaced(tmp_path: Path) -> None:
             await platform.scale("count", 1)
             events = await answer(platform, Call("c0", "count", params={"n": 1}))
             os.kill(events[-1].data["pid"], signal.SIGKILL)
-            await until(lambda: [(r.name, r.state) for r in platform.replicas()] == [("count-1", "idle")])
+            await eventually(lambda: [(r.name, r.state) for r in platform.replicas()] == [("count-1", "idle")])
             assert (await answer(platform, Call("c1", "count", params={"n": 1})))[0].data["replica"] == "count-1"
 
     run(test())
@@ -298,8 +294,8 @@ def test_a_warm_parent_that_dies_takes_its_replicas_along_and_is_started_again(t
             parent, pid = ours()
             assert pid == events[-1].data["pid"]
             os.kill(parent, signal.SIGKILL)
-            await until(lambda: not exists(pid))
-            await until(lambda: any(r.name != "count-0" for r in platform.replicas()))
+            await eventually(lambda: not exists(pid))
+            await eventually(lambda: any(r.name != "count-0" for r in platform.replicas()))
             assert counted(await answer(platform, Call("c1", "count", params={"n": 1}))) == [0]
 
     run(test())
@@ -310,7 +306,7 @@ def test_open_calls_end_in_call_lost_when_the_platform_closes(tmp_path: Path) ->
         async with local(tmp_path) as platform:
             await platform.scale("count", 1)
             open_ = asyncio.create_task(answer(platform, Call("c0", "count", params={"n": 1, "pause_s": 60})))
-            await until(lambda: states(platform) == ["busy"])
+            await eventually(lambda: states(platform) == ["busy"])
             await platform.close()
             with pytest.raises(CallLost):
                 await open_
@@ -357,7 +353,7 @@ def test_when_the_orchestrator_is_killed_all_its_processes_go(tmp_path: Path, wa
         children = descendants(orchestrator.pid)
         assert len(children) == 2 + int(warm_parent)
         orchestrator.kill()
-    run(until(lambda: not any(map(exists, children))))
+    run(eventually(lambda: not any(map(exists, children))))
 
 
 def test_replica_is_what_the_interface_says(tmp_path: Path) -> None:
@@ -370,7 +366,7 @@ def test_replica_is_what_the_interface_says(tmp_path: Path) -> None:
             assert isinstance(replica, Replica)
             assert before_s <= replica.since_s <= clock()
             call = asyncio.create_task(answer(platform, Call("c", "count", params={"n": 1, "pause_s": 0.3})))
-            await until(lambda: states(platform) == ["busy"])
+            await eventually(lambda: states(platform) == ["busy"])
             await asyncio.sleep(0.1)
             [usage] = platform.usage()
             assert usage.stopped_s is None

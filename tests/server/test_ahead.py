@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,15 @@ from functions.weights.delta import difference
 from functions.weights.manifest import read_manifest
 from functions.weights.store import blobs, fetch, publish
 from functions.wire import LEASES, Call, Event, Hint, Load, Version, hint_key
+from tests.support import waiting
 from tests.support.tiny_job import make_model
 
 if TYPE_CHECKING:
     from tests.server.conftest import Serve, Served
 
 POLICY = Version("actor", 3, "c")
+until = partial(waiting.until, within_s=60)
+"""Torch is imported, and a model loaded."""
 DETERMINISTIC = ["--function", "generate", "--options", '{"deterministic": true}']
 
 
@@ -60,13 +63,6 @@ def messages(served: Served, word: str) -> list[str]:
     """The messages with `word` in the replica's log."""
     lines = [json.loads(line)["message"] for line in served.log.read_text().splitlines()]
     return [message for message in lines if word in message]
-
-
-def until(condition: Callable[[], Any]) -> None:
-    end_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 def metric(served: Served, name: str) -> float:

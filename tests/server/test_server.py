@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from functions.settings import Settings
 from functions.wire import Call, Event
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.server.conftest import Serve
@@ -32,13 +32,6 @@ def kinds(events: list[Event]) -> list[str]:
 def work(log: Path) -> list[int]:
     """The indices that were really worked on."""
     return [int(line.split()[0]) for line in log.read_text().splitlines()]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 def test_a_call_streams_its_events_and_a_repeated_one_repeats_them(serve: Serve, tmp_path: Path) -> None:
