@@ -21,9 +21,9 @@ from pathlib import Path
 
 import httpx
 
-from orchestrator.config import parse_job
-from orchestrator.events import EventLog
-from orchestrator.run_directory import RunDirectory
+from orchestrator.job.config import parse_job
+from orchestrator.run.directory import RunDirectory
+from orchestrator.run.events import EventLog
 
 METRICS = 80
 STAGES = 6
@@ -60,7 +60,7 @@ def main() -> None:
                 write_step(directory.path, log, step)
             server = subprocess.Popen(
                 [
-                    sys.executable, "-m", "orchestrator.cli", "serve", "--runs", str(root / "runs"),
+                    sys.executable, "-m", "orchestrator.commands", "serve", "--runs", str(root / "runs"),
                     "--data-root", str(root), "--port", str(port), "--max-running", "0",
                 ],
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -27,10 +27,10 @@ import time
 import uuid
 from pathlib import Path
 
+from functions.base.samples import SampleBatch
+from functions.base.wire import Call, Ref, Version
 from functions.exchange.directory import DirectoryExchange
-from functions.samples import SampleBatch
 from functions.weights.base import import_model
-from functions.wire import Call, Ref, Version
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.local import LocalPlatform
 
@@ -41,7 +41,7 @@ KINDS = ("generate", "reference", "reward", "train")
 def make_model(directory: Path) -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from functions.models import save_model
+    from functions.models.pretrained import save_model
 
     config = Qwen2Config(
         vocab_size=1024, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4,
@@ -71,7 +71,7 @@ class Bench:
         self.platform, self.samples, self.version = platform, samples, version
 
     async def call(self) -> dict[str, float]:
-        """Moments of `started` and of the first sample."""
+        """PlanClock of `started` and of the first sample."""
         params = {"max_response_length": 1, "ignore_eos": True, "chunk": 1}
         inputs = {"samples": [self.samples]}
         call = Call(str(uuid.uuid4()), "generate", inputs, {"policy": self.version}, params)

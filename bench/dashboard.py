@@ -26,12 +26,12 @@ from typing import Any
 import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from orchestrator.config import parse_job
-from orchestrator.events import EventLog
-from orchestrator.ledger import Books, Cost, StepCost, together
+from orchestrator.job.config import parse_job
 from orchestrator.planner.base import CurvePoint, Stage, StepPlan
 from orchestrator.platforms.base import Replica, Usage
-from orchestrator.run_directory import RunDirectory, write_atomically
+from orchestrator.run.directory import RunDirectory, write_atomically
+from orchestrator.run.events import EventLog
+from orchestrator.run.ledger import Books, Cost, StepCost, together
 from orchestrator.telemetry.now import Now
 from orchestrator.telemetry.plans import Plans
 from orchestrator.telemetry.sinks import JsonLines
@@ -179,7 +179,7 @@ def serving(root: Path) -> Iterator[str]:
     port = 18653
     words = ["serve", "--runs", str(root / "runs"), "--data-root", str(root), "--port", str(port), "--max-running", "0"]
     server = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.cli", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "orchestrator.commands", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         url = f"http://127.0.0.1:{port}"

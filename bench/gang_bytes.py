@@ -24,15 +24,15 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from functions.attempt import Attempt
+from functions.base.samples import Columns, Finish, Ragged, SampleBatch
+from functions.base.wire import Call, Event, Json, Version
+from functions.call.meter import Told
 from functions.exchange.directory import DirectoryExchange
-from functions.meter import Told
-from functions.samples import Columns, Finish, Ragged, SampleBatch
+from functions.server.attempt import Attempt
 from functions.train.function import TrainFunction
 from functions.weights.base import import_model
 from functions.weights.manifest import read_manifest
-from functions.wire import Call, Event, Json, Version
-from orchestrator.gang import rank_calls
+from orchestrator.calls.gang import rank_calls
 
 VOCABULARY = 16000
 PROCESSES = multiprocessing.get_context("forkserver")

@@ -37,7 +37,7 @@ VOCABULARY, PROMPT = 151_936, 256
 def make_model(directory: Path, size: str, seed: int) -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from functions.models import save_model
+    from functions.models.pretrained import save_model
 
     torch.manual_seed(seed)
     config = Qwen2Config(
@@ -60,14 +60,14 @@ def main() -> None:
         print("no GPU here: nothing was measured", file=sys.stderr)
         raise SystemExit(2)
     begun_s = time.perf_counter()
-    from functions.generate.vllm_start import VllmSettings, device_type
+    from functions.generate.vllm.start import VllmSettings, device_type
 
     if device_type() != "cuda":
         print(f"the installed vLLM was built for {device_type()}: nothing was measured", file=sys.stderr)
         raise SystemExit(2)
-    from functions.generate.engine import Request, Sampling
-    from functions.generate.engine_vllm import VllmEngine
-    from functions.wire import Version
+    from functions.base.wire import Version
+    from functions.generate.engine.base import Request, Sampling
+    from functions.generate.vllm.engine import VllmEngine
 
     import_s = time.perf_counter() - begun_s
     with tempfile.TemporaryDirectory() as temporary:

@@ -128,7 +128,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 def run_job(
     job: Path, run: Path, overrides: Sequence[str], *, timeout_s: float, core: int | None = None,
-    program: Sequence[str] = ("-m", "orchestrator.cli"),
+    program: Sequence[str] = ("-m", "orchestrator.commands"),
 ) -> JobFigures:  # fmt: skip
     """Runs `job` in the new run directory `run`; `core` pins all of its processes. Raises SystemExit if it fails."""
     command = [sys.executable, *program, "run", str(job), "--run-dir", str(run), *overrides]

@@ -8,7 +8,7 @@ directory exchange. The replica is asked for, the call is made `gap` seconds lat
 follow each other, so that other work on the machine disturbs both alike. Medians of wall seconds:
 
     sample_s         from the call to its first sample, what a step waits; its ratio is without / with
-    load_s           of it, the weights (functions/ahead.py)
+    load_s           of it, the weights (functions/server/preload.py)
     loaded_ahead_s   loading that was done when the call came
     cpu_s            CPU of the replica until the sample: with the hint no more is done, it is done sooner
 """
@@ -25,10 +25,10 @@ import time
 import uuid
 from pathlib import Path
 
+from functions.base.samples import SampleBatch
+from functions.base.wire import Call, Hint, Load, Ref, Version, hint_key
 from functions.exchange.directory import DirectoryExchange
-from functions.samples import SampleBatch
 from functions.weights.base import import_model
-from functions.wire import Call, Hint, Load, Ref, Version, hint_key
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.local import LocalPlatform
 
@@ -39,7 +39,7 @@ def make_model(directory: Path, hidden: int) -> None:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from functions.models import save_model
+    from functions.models.pretrained import save_model
 
     torch.manual_seed(0)
     config = Qwen2Config(

@@ -33,14 +33,14 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from functions.base.samples import Finish
+from functions.base.wire import Call, Ref, Version
+from functions.call.function import Context
 from functions.exchange.base import Exchange
 from functions.exchange.open import open_exchange
-from functions.function import Context
 from functions.generate import moves
-from functions.generate.engine import Request, Sample, Sampling
-from functions.generate.engine_torch import TorchEngine
-from functions.samples import Finish
-from functions.wire import Call, Ref, Version
+from functions.generate.engine.base import Request, Sample, Sampling
+from functions.generate.torch.engine import TorchEngine
 from tests.exchange.servers import MotoServer, RedisServer
 
 VOCABULARY = 4096

@@ -59,7 +59,7 @@ every = 0
 
 def inside(report: Path, profile: bool, arguments: list[str]) -> int:
     """The command line, and then what is loaded in its process."""
-    from orchestrator.cli import main as command
+    from orchestrator.commands.main import main as command
 
     profiler = cProfile.Profile(time.thread_time)
     code = profiler.runcall(command, arguments) if profile else command(arguments)

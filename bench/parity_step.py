@@ -20,14 +20,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from functions.base.samples import Columns, Finish, Ragged, SampleBatch
+from functions.base.wire import Call, Json, Version
+from functions.call.function import Context
 from functions.exchange.directory import DirectoryExchange
-from functions.function import Context
-from functions.models import save_model
-from functions.samples import Columns, Finish, Ragged, SampleBatch
+from functions.models.pretrained import save_model
 from functions.train.function import TrainFunction
 from functions.weights.base import import_model
 from functions.weights.store import fetch
-from functions.wire import Call, Json, Version
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURE = ROOT / "tests" / "train" / "fixtures" / "trl_step.npz"

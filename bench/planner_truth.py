@@ -62,7 +62,7 @@ def cpu_s() -> float:
 
 def measure(job: Path, run: Path, policy: str, overrides: Sequence[str]) -> Measured:
     before_s = cpu_s()
-    command = [sys.executable, "-m", "orchestrator.cli", "run", str(job), "--run-dir", str(run)]
+    command = [sys.executable, "-m", "orchestrator.commands", "run", str(job), "--run-dir", str(run)]
     command += [f"planner.policy={policy}", "telemetry.tensorboard=false", *SETTINGS, *overrides]
     command += [f"planner.objective={OBJECTIVE}"] if policy == "ours" else []
     done = subprocess.run(command, cwd=ROOT, env=os.environ | ENV, capture_output=True, text=True)

@@ -58,9 +58,9 @@ Generate = Callable[[Workload], int]
 def torch_engine(model: Path, dtype: str, slots: int, deterministic: bool) -> Generate:
     import torch
 
-    from functions.generate.engine import Request, Sampling
-    from functions.generate.engine_torch import TorchEngine
-    from functions.wire import Version
+    from functions.base.wire import Version
+    from functions.generate.engine.base import Request, Sampling
+    from functions.generate.torch.engine import TorchEngine
 
     class Targeted(TorchEngine):
         """Stops each sample at the length that the workload gives it."""

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from functions.generate import prefill
-from functions.generate.engine import Request, Sampling
-from functions.generate.engine_torch import TorchEngine
-from functions.wire import Version
+from functions.base.wire import Version
+from functions.generate.engine.base import Request, Sampling
+from functions.generate.torch import prefill
+from functions.generate.torch.engine import TorchEngine
 
 
 def make_model(directory: Path, context: int) -> None:

@@ -93,12 +93,12 @@ def inside(report: Path, arguments: list[str]) -> int:
     """The command line, with a clock at every door of telemetry."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    from functions.logs import LineHandler
-    from functions.meter import Told
-    from orchestrator.cli import main as command
-    from orchestrator.recorder import Recorder
+    from functions.base.logs import LineHandler
+    from functions.call.meter import Told
+    from orchestrator.calls.tracing import AttemptSpan, Tracing
+    from orchestrator.commands.main import main as command
+    from orchestrator.session.recorder import Recorder
     from orchestrator.telemetry.job_metrics import JobMetrics
-    from orchestrator.telemetry.tracing import AttemptSpan, Tracing
 
     for part, owner, names in (
         ("recorder", Recorder, ("committed", "planned", "note")), ("counts", JobMetrics, ("call_ended",)),
@@ -128,11 +128,11 @@ def replica_call_s() -> float:
     """CPU seconds that a replica's telemetry takes of one call with seven phases."""
     import logging
 
-    from functions.attempt import Attempt
-    from functions.logs import About, LineHandler
-    from functions.server_metrics import ReplicaMetrics
-    from functions.settings import Settings
-    from functions.wire import Call, Event
+    from functions.base.logs import About, LineHandler
+    from functions.base.wire import Call, Event
+    from functions.server.attempt import Attempt
+    from functions.server.metrics import ReplicaMetrics
+    from functions.server.settings import Settings
 
     about = About({"job": "j", "function": "generate", "replica": "generate-0"})
     log = logging.getLogger("bench")

@@ -47,10 +47,10 @@ class Clock:
 
 
 def start(model: Path, clock: Clock) -> None:
-    from functions.generate.engine import Sampling
-    from functions.generate.engine_vllm import VllmEngine
-    from functions.generate.vllm_start import VllmSettings
-    from functions.wire import Version
+    from functions.base.wire import Version
+    from functions.generate.engine.base import Sampling
+    from functions.generate.vllm.engine import VllmEngine
+    from functions.generate.vllm.start import VllmSettings
 
     engine = VllmEngine(VllmSettings(slots=64))
     engine.load(Version("policy", 0), model)
@@ -61,7 +61,7 @@ def start(model: Path, clock: Clock) -> None:
 
 def fresh(model: Path) -> list[Laps]:
     clock = Clock()
-    from functions.generate.vllm_start import preload
+    from functions.generate.vllm.start import preload
 
     preload()
     clock.lap("import")
@@ -70,7 +70,7 @@ def fresh(model: Path) -> list[Laps]:
 
 
 def forked(model: Path, repeats: int) -> list[Laps]:
-    from functions.generate.vllm_start import preload
+    from functions.generate.vllm.start import preload
 
     preload()
     threads = len(os.listdir("/proc/self/task"))

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from functions.generate.engine import Request, Sample
-    from functions.generate.engine_vllm import VllmEngine
+    from functions.generate.engine.base import Request, Sample
+    from functions.generate.vllm.engine import VllmEngine
 
 PROMPT = 256
 TOKENS = (528, 1040, 2064)
@@ -42,7 +42,7 @@ def make_model(directory: Path) -> None:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from functions.models import save_model
+    from functions.models.pretrained import save_model
 
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -53,7 +53,7 @@ def make_model(directory: Path) -> None:
 
 
 def requests(tokens: int, samples: int) -> list[Request]:
-    from functions.generate.engine import Request
+    from functions.generate.engine.base import Request
 
     rng, given = np.random.default_rng(tokens), tokens - PROMPT
     drawn = rng.integers(3, 1024, (samples, tokens)).astype(np.int32)
@@ -62,7 +62,7 @@ def requests(tokens: int, samples: int) -> list[Request]:
 
 def begin(engine: VllmEngine, wanted: Sequence[Request]) -> tuple[list[Sample], float, float]:
     """Samples with a token more or a few, CPU seconds until the last of them had it, and of handing them over."""
-    from functions.generate.engine import Sampling
+    from functions.generate.engine.base import Sampling
 
     engine._forget_prefixes()
     total = sum(len(request.prompt) + len(request.response) for request in wanted)
@@ -98,10 +98,10 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from functions.generate.engine_vllm import VllmEngine
-    from functions.generate.keys_values import Layout
-    from functions.generate.vllm_start import VllmSettings
-    from functions.wire import Version
+    from functions.base.wire import Version
+    from functions.generate.engine.keys_values import Layout
+    from functions.generate.vllm.engine import VllmEngine
+    from functions.generate.vllm.start import VllmSettings
 
     with tempfile.TemporaryDirectory() as directory:
         make_model(Path(directory))

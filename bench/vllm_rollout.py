@@ -37,7 +37,7 @@ def make_model(directory: Path, seed: int) -> None:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from functions.models import save_model
+    from functions.models.pretrained import save_model
 
     torch.manual_seed(seed)
     config = Qwen2Config(
@@ -52,7 +52,7 @@ def prompts() -> list[list[int]]:
 
 
 def requests(samples: int = SAMPLES) -> list[Any]:
-    from functions.generate.engine import Request
+    from functions.generate.engine.base import Request
 
     nothing = np.zeros(0, np.int32), np.zeros(0, np.float32)
     return [
@@ -63,10 +63,10 @@ def requests(samples: int = SAMPLES) -> list[Any]:
 
 
 def ours(model: Path, dtype: str) -> dict[str, Any]:
-    from functions.generate.engine import Sampling
-    from functions.generate.engine_vllm import VllmEngine
-    from functions.generate.vllm_start import VllmSettings
-    from functions.wire import Version
+    from functions.base.wire import Version
+    from functions.generate.engine.base import Sampling
+    from functions.generate.vllm.engine import VllmEngine
+    from functions.generate.vllm.start import VllmSettings
 
     engine = VllmEngine(VllmSettings(dtype=dtype, slots=SLOTS, kv_cache_mb=KV_MB))
     engine.load(Version("policy", 0), model)
@@ -110,9 +110,9 @@ def update(model: Path, dtype: str) -> dict[str, Any]:
     import shutil
 
     from functions.exchange.directory import DirectoryExchange
-    from functions.generate.engine import Sampling
-    from functions.generate.engine_vllm import VllmEngine
-    from functions.generate.vllm_start import VllmSettings
+    from functions.generate.engine.base import Sampling
+    from functions.generate.vllm.engine import VllmEngine
+    from functions.generate.vllm.start import VllmSettings
     from functions.weights.base import import_model
     from functions.weights.materialize import materialize
 
@@ -142,11 +142,11 @@ def update(model: Path, dtype: str) -> dict[str, Any]:
 def logprobs(model: Path, dtype: str) -> dict[str, Any]:
     import torch
 
-    from functions.generate.engine import Sampling
-    from functions.generate.engine_vllm import VllmEngine
-    from functions.generate.vllm_start import VllmSettings
-    from functions.models import DTYPES, load_causal_lm
-    from functions.wire import Version
+    from functions.base.wire import Version
+    from functions.generate.engine.base import Sampling
+    from functions.generate.vllm.engine import VllmEngine
+    from functions.generate.vllm.start import VllmSettings
+    from functions.models.pretrained import DTYPES, load_causal_lm
 
     engine = VllmEngine(VllmSettings(dtype=dtype, slots=SLOTS))
     engine.load(Version("policy", 0), model)

@@ -31,14 +31,14 @@ import numpy.typing as npt
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from functions.base.wire import Ref, Version
 from functions.exchange.base import Exchange
 from functions.exchange.directory import DirectoryExchange
-from functions.models import checkpoint_tensors
+from functions.models.pretrained import checkpoint_tensors
 from functions.weights.blobs import Blob
 from functions.weights.delta import difference, encode_gaps
 from functions.weights.local_copy import LocalCopy
 from functions.weights.store import blobs, publish
-from functions.wire import Ref, Version
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14,
@@ -127,7 +127,7 @@ def measure(density: float, old: Mapping[str, Blob], config: bytes, folder: Path
 
 
 def _engine_load(directory: Path) -> None:
-    from functions.generate.engine_torch import TorchEngine
+    from functions.generate.torch.engine import TorchEngine
 
     engine = TorchEngine(dtype=torch.bfloat16, device=torch.device("cpu"), slots=8, deterministic=False)
     engine.load(Version("policy", 1, "c"), directory)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import xxhash
 
-from functions.wire import Ref
+from functions.base.wire import Ref
 
 Buffer = bytes | bytearray | memoryview
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import xxhash
 
+from functions.base.wire import Ref
 from functions.exchange.base import (
     Buffer,
     Corrupt,
@@ -36,7 +37,6 @@ from functions.exchange.base import (
     checksum,
     views,
 )
-from functions.wire import Ref
 
 PIECE_BYTES = 1 << 20
 """Hashed, then written, in pieces that stay in the processor's cache."""

@@ -35,6 +35,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from functions.base.wire import Ref
 from functions.exchange.base import (
     Buffer,
     Corrupt,
@@ -52,7 +53,6 @@ from functions.exchange.base import (
 )
 from functions.exchange.redis_record import HEADER_BYTES, Expiry, Header, LargeValue
 from functions.exchange.resp import Packed, Replies, command, converse
-from functions.wire import Ref
 
 INLINE_BYTES = 1 << 16
 MAX_BYTES = 512 << 20

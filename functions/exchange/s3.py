@@ -27,6 +27,7 @@ import botocore.loaders
 import botocore.session
 from botocore.exceptions import ClientError
 
+from functions.base.wire import Ref
 from functions.exchange.base import (
     Buffer,
     Corrupt,
@@ -41,7 +42,6 @@ from functions.exchange.base import (
 )
 from functions.exchange.s3_body import Head, Value, Views, body, parts
 from functions.exchange.s3_errors import NOT_THERE, code, s3_errors, status
-from functions.wire import Ref
 
 PART_BYTES = 64 << 20
 MULTIPART_BYTES = 512 << 20

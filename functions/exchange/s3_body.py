@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from functions.base.wire import Ref
 from functions.exchange.base import Buffer, Corrupt, check_key, check_lifetime, checksum, views
-from functions.wire import Ref
 
 NONCE_BYTES = 16
 Views = list[memoryview]

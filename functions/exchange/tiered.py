@@ -18,10 +18,10 @@ import contextlib
 import time
 from collections.abc import Sequence
 
+from functions.base.wire import Ref
 from functions.exchange.base import Buffer, Exchange, NotFound, Unavailable, views
 from functions.exchange.redis import INLINE_BYTES, RedisExchange
 from functions.exchange.s3 import S3Exchange
-from functions.wire import Ref
 
 SMALL_BYTES = INLINE_BYTES
 """Up to here Redis answers in one round trip of a tenth of a millisecond; S3 takes ten and more."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from functions.function import FatalError
-from functions.generate.engine import Engine
+from functions.call.function import FatalError
+from functions.generate.engine.base import Engine
 
 ENGINES = ("auto", "torch", "transformers", "vllm")
 
@@ -47,7 +47,7 @@ def choose(engine: str, model_dir: Path, options: EngineOptions) -> Choice:
         return Choice(engine, "asked for")
     from transformers import AutoConfig
 
-    from functions.generate.llama import unsupported
+    from functions.generate.torch.llama import unsupported
 
     reason = unsupported(AutoConfig.from_pretrained(model_dir))
     if engine == "torch":
@@ -76,7 +76,7 @@ def _without_vllm(model_dir: Path, options: EngineOptions) -> str | None:
         return "its log-probabilities depend on the batch in their last bits, which deterministic = true forbids"
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed"
-    from functions.generate.vllm_start import device_type, knows
+    from functions.generate.vllm.start import device_type, knows
 
     if device_type() != options.device.type:
         return f"the installed vLLM was built for {device_type()}, the device is {options.device.type}"
@@ -87,18 +87,18 @@ def _without_vllm(model_dir: Path, options: EngineOptions) -> str | None:
 
 def make_engine(choice: Choice, options: EngineOptions) -> Engine:
     if choice.name == "torch":
-        from functions.generate.engine_torch import TorchEngine
+        from functions.generate.torch.engine import TorchEngine
 
         return TorchEngine(
             dtype=options.dtype, device=options.device, slots=options.slots, deterministic=options.deterministic
         )
     if choice.name == "vllm":
-        from functions.generate.engine_vllm import VllmEngine
-        from functions.generate.vllm_start import VllmSettings
+        from functions.generate.vllm.engine import VllmEngine
+        from functions.generate.vllm.start import VllmSettings
 
         dtype = str(options.dtype).removeprefix("torch.")
         return VllmEngine(VllmSettings(**{"dtype": dtype, "slots": options.slots, **options.vllm}))
-    from functions.generate.engine_transformers import TransformersEngine
+    from functions.generate.torch.transformers_engine import TransformersEngine
 
     return TransformersEngine(
         dtype=options.dtype, device=options.device, slots=options.slots, deterministic=options.deterministic

@@ -9,7 +9,7 @@ events   samples   ref SampleBatch of finished samples, `chunk` or more of them 
          (both with data {"group", "index", "prompt_length", "length", "finish"}: one number per sample; of a cut also
          "caches": for each sample the refs of its keys and values, under caches/<call id>/; none where it has none)
 done     data: the counts of EngineStats (moved_s with the reading), "engine" that ran and "why" it, "cache" where
-         samples that were cut are computed again instead of moved: how many, and why; "load_s" (functions/ahead.py)
+         samples that were cut are computed again instead of moved: how many, and why; "load_s" (server/preload.py)
 ahead    as a replica starts, it loads the policy that its function's hint names
 """
 
@@ -25,16 +25,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from functions.function import Context, FatalError
+from functions.base.samples import Finish, Ragged, SampleBatch
+from functions.base.wire import Call, Event, Json, Load
+from functions.call.function import Context, FatalError
+from functions.call.params import parse
 from functions.generate import moves
-from functions.generate.engine import Request, Sample, Sampling
+from functions.generate.engine.base import Request, Sample, Sampling
 from functions.generate.engines import ENGINES, EngineOptions
 from functions.generate.policy import HeldPolicy
-from functions.generate.vllm_start import VllmSettings
-from functions.models import pick_device, pick_dtype
-from functions.params import parse
-from functions.samples import Finish, Ragged, SampleBatch
-from functions.wire import Call, Event, Json, Load
+from functions.generate.vllm.start import VllmSettings
+from functions.models.pretrained import pick_device, pick_dtype
 
 
 @dataclass(frozen=True)

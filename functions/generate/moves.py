@@ -19,16 +19,16 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
+from functions.base.wire import CACHES, Call, Ref, WireError
+from functions.call.function import Context, FatalError
 from functions.exchange.base import ExchangeError
-from functions.function import Context, FatalError
-from functions.generate.engine import Engine, Request, Sample
-from functions.generate.keys_values import KeysValues, Layout, Part, decode, encode, join
-from functions.wire import CACHES, Call, Ref, WireError
+from functions.generate.engine.base import Engine, Request, Sample
+from functions.generate.engine.keys_values import KeysValues, Layout, Part, decode, encode, join
 
 THREADS = 4
 """Puts or gets at a time."""
 LIFETIME_S = 3600.0
-"""They are deleted long before (orchestrator/rollout.py); this is for when nobody is left to do it."""
+"""They are deleted long before (orchestrator/step/rollout.py); this is for when nobody is left to do it."""
 
 log = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from functions.function import Context, FatalError
-from functions.generate.engine import Engine
+from functions.base.wire import Version
+from functions.call.function import Context, FatalError
+from functions.generate.engine.base import Engine
 from functions.generate.engines import Choice, EngineOptions, choose, make_engine
-from functions.generate.vllm_adapter import write_adapter
+from functions.generate.vllm.adapter import write_adapter
 from functions.weights.local_copy import LocalCopy, directory_name
 from functions.weights.manifest import Manifest, read_manifest
 from functions.weights.materialize import materialize
-from functions.wire import Version
 
 
 class HeldPolicy:

@@ -1,6 +1,6 @@
 """Operations `logprobs` and `values`: what a frozen model says about every response token of finished samples.
 
-As a replica starts, it loads the models that its function's hint names (functions/ahead.py).
+As a replica starts, it loads the models that its function's hint names (functions/server/preload.py).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from functions.forward import Head, output_head, pack_logprobs, pack_values, shares_prefix
-from functions.function import Context, FatalError
-from functions.inputs import read_samples, sample_name
-from functions.models import load_causal_lm, load_critic, micro_batch_default, pick_device, pick_dtype
-from functions.packing import make_packs
-from functions.params import parse
-from functions.samples import Columns, SampleBatch
+from functions.base.samples import Columns, SampleBatch
+from functions.base.wire import Call, Event, Load, Version
+from functions.call.function import Context, FatalError
+from functions.call.inputs import read_samples, sample_name
+from functions.call.params import parse
+from functions.models.forward import Head, output_head, pack_logprobs, pack_values, shares_prefix
+from functions.models.packing import make_packs
+from functions.models.pretrained import load_causal_lm, load_critic, micro_batch_default, pick_device, pick_dtype
 from functions.weights.local_copy import LocalCopy
-from functions.wire import Call, Event, Load, Version
 
 
 @dataclass(frozen=True, kw_only=True)

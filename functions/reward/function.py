@@ -8,7 +8,7 @@ params   score       rule:<name> | path/to/file.py:function | package.module:fun
          micro_batch_tokens   of the reward model, padding included, default 16384
 done     ref Columns: "score" and every other number that the scorer gave, of the samples that have a score
          data {"failed": [{"group", "index", "message"}], "texts": Ref of JSON lines, "samples", "tokens" (prompts'
-         included), "seconds": of the scorer, "load_s" (functions/ahead.py)}
+         included), "seconds": of the scorer, "load_s" (functions/server/preload.py)}
 ahead    as a replica starts, it loads the reward model that its function's hint names
 """
 
@@ -24,15 +24,15 @@ from typing import Any, Literal
 import numpy as np
 from tokenizers import Tokenizer
 
-from functions.function import Context, FatalError
-from functions.inputs import read_samples
-from functions.params import parse
+from functions.base.samples import Columns, Finish, SampleBatch
+from functions.base.wire import Call, Event, Load, Version
+from functions.call.function import Context, FatalError
+from functions.call.inputs import read_samples
+from functions.call.params import parse
 from functions.reward import python
 from functions.reward.remote import Remote
 from functions.reward.scorer import Failed, Item, Scored, Scorer
-from functions.samples import Columns, Finish, SampleBatch
 from functions.weights.manifest import Manifest, label, read_manifest
-from functions.wire import Call, Event, Load, Version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,11 @@ class RewardFunction:
 
     def _hold(self, version: Version, context: Context) -> Any:
         """The reward model `version`, a PreTrainedModel."""
-        from functions.models import load_reward_model, pick_device, pick_dtype  # torch: only where there is a model
+        from functions.models.pretrained import (  # torch: only where there is a model
+            load_reward_model,
+            pick_device,
+            pick_dtype,
+        )
         from functions.weights.materialize import materialize
 
         if self._model is not None and self._model[0] == version:

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from functions.models import backbone, score_head
+from functions.models.pretrained import backbone, score_head
 from functions.reward.scorer import Failed, Item, Scored, checked
 
 

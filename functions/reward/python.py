@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from functions import userfile
-from functions.function import FatalError
+from functions.call import userfile
+from functions.call.function import FatalError
 from functions.reward.rules import NEEDS_NO_TRUTH, RULES
 from functions.reward.scorer import Failed, Item, Scored, checked, ground_truth
 from functions.reward.timelimit import TimeLimit, time_limit

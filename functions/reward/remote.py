@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from functions.function import FatalError, RetryableError
-from functions.meter import Meter
+from functions.call.function import FatalError, RetryableError
+from functions.call.meter import Meter
 from functions.reward.scorer import TRUTH_FIELDS, Failed, Item, Scored, checked
 
 

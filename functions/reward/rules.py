@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 
-from functions.function import FatalError
+from functions.call.function import FatalError
 
 Rule = Callable[[str, str], bool]
 

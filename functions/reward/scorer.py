@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from functions.function import FatalError
+from functions.call.function import FatalError
 
 
 @dataclass(frozen=True)

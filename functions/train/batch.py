@@ -15,8 +15,8 @@ from functions.algorithms.metrics import batch_metrics, combine_metrics
 from functions.algorithms.ragged import from_lengths, keep_sequences
 from functions.algorithms.registry import call_with
 from functions.algorithms.rewards import overlong_penalty, penalized_scores, scale_scores, token_rewards
-from functions.function import FatalError
-from functions.samples import Columns, Finish, SampleBatch
+from functions.base.samples import Columns, Finish, SampleBatch
+from functions.call.function import FatalError
 from functions.train.named import named
 from functions.train.params import TrainParams
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from functions.base.samples import Columns, SampleBatch
+from functions.base.wire import FeedPart
+from functions.call.function import Context, FatalError
+from functions.call.params import parse
 from functions.exchange.base import NotFound
-from functions.function import Context, FatalError
-from functions.params import parse
-from functions.samples import Columns, SampleBatch
 from functions.train.gang import Ranks
-from functions.wire import FeedPart
 
 LOOK_S = 1.0
 """How often a waiting call looks whether it is still wanted."""

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from functions.algorithms.metrics import combine_metrics
+from functions.base.samples import SampleBatch
+from functions.base.wire import Call, Event, Json, Version
+from functions.call.function import Context, FatalError
+from functions.call.inputs import read_columns, read_samples
 from functions.exchange.base import NotFound
-from functions.function import Context, FatalError
-from functions.inputs import read_columns, read_samples
-from functions.models import pick_device
-from functions.packing import Pack
-from functions.samples import SampleBatch
+from functions.models.packing import Pack
+from functions.models.pretrained import pick_device
 from functions.train.batch import Targets, TrainBatch, build, targets
 from functions.train.feed import Feed
 from functions.train.gang import ALONE, GangParams, Ranks, meet
@@ -37,7 +38,6 @@ from functions.train.step import Check, accumulate, batch_logprobs, blame, total
 from functions.train.streamed import optimize_streamed, whole_batch
 from functions.train.update import check_bound, prefix_shared, share_of, token_counts, training, update
 from functions.weights.manifest import Manifest, label, read_manifest
-from functions.wire import Call, Event, Json, Version
 
 
 class TrainFunction:

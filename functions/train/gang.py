@@ -27,10 +27,10 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, and documented
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from functions.base.wire import Json
+from functions.call.function import Cancelled, Context, FatalError, RetryableError
+from functions.call.params import parse
 from functions.exchange.base import Exchange, ExchangeError
-from functions.function import Cancelled, Context, FatalError, RetryableError
-from functions.params import parse
-from functions.wire import Json
 
 LOOK_S = 1.0
 """How often a waiting rank looks whether it is still wanted."""

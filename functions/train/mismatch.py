@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from functions.packing import Pack
-from functions.samples import Columns
+from functions.base.samples import Columns
+from functions.models.packing import Pack
 from functions.train.batch import TrainBatch
 from functions.train.gang import Ranks
 

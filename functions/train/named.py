@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from functions import userfile
+from functions.call import userfile
 
 
 def named(name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

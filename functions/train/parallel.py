@@ -21,9 +21,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from functions.forward import Head, pack_logprobs, pack_values
-from functions.models import lm_head
-from functions.packing import Pack
+from functions.models.forward import Head, pack_logprobs, pack_values
+from functions.models.packing import Pack
+from functions.models.pretrained import lm_head
 
 PACKS_PER_RANK = 2
 """Packs are made small enough that each rank gets about so many: their loads can then be balanced."""

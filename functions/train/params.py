@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from functions.algorithms.names import ADVANTAGES, AGGREGATIONS, KL_KINDS, POLICY_LOSSES
-from functions.params import parse
+from functions.call.params import parse
 
 
 def _one_of(key: str, value: str, known: Collection[str]) -> None:

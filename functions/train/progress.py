@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from functions.function import Context
+from functions.call.function import Context
 
 
 class Progress:

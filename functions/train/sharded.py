@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from functions.forward import SHARED_ARCHITECTURES, head_form
-from functions.function import Context
-from functions.models import empty_causal_lm, empty_critic, own_tensors
+from functions.call.function import Context
+from functions.models.forward import SHARED_ARCHITECTURES, head_form
+from functions.models.pretrained import empty_causal_lm, empty_critic, own_tensors
 from functions.train.gang import Ranks
 from functions.train.parallel import Forward, placed, shard
 from functions.train.parts import fetch_own

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from functions.forward import output_head
-from functions.function import Context, FatalError
-from functions.lora import adapter_tensors, add_adapters, load_adapters
-from functions.models import checkpoint_names, checkpoint_tensors, load_causal_lm, load_critic, own_tensors
+from functions.base.wire import Json, Version
+from functions.call.function import Context, FatalError
+from functions.models.forward import output_head
+from functions.models.lora import adapter_tensors, add_adapters, load_adapters
+from functions.models.pretrained import checkpoint_names, checkpoint_tensors, load_causal_lm, load_critic, own_tensors
 from functions.train.gang import ALONE, Ranks, await_value
 from functions.train.optimizer import MASTER, Optimizer
 from functions.train.parallel import Forward, placed, shard, whole
@@ -26,7 +27,6 @@ from functions.weights.delta import difference
 from functions.weights.manifest import Adapter, Manifest, label, manifest_key, read_manifest
 from functions.weights.materialize import materialize
 from functions.weights.store import blobs, fetch
-from functions.wire import Json, Version
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from functions.algorithms.kl import kl_loss
 from functions.algorithms.policy_losses import POLICY_LOSSES
 from functions.algorithms.registry import call_with
 from functions.algorithms.value_loss import value_loss
-from functions.function import FatalError
-from functions.inputs import sample_name
-from functions.packing import Pack
+from functions.call.function import FatalError
+from functions.call.inputs import sample_name
+from functions.models.packing import Pack
 from functions.train.batch import Targets, TrainBatch
 from functions.train.mismatch import note
 from functions.train.named import named

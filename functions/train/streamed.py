@@ -19,9 +19,10 @@ from torch import Tensor
 
 from functions.algorithms.aggregation import Totals, denominator
 from functions.algorithms.metrics import averaged, combine_metrics
-from functions.function import Context, FatalError
-from functions.packing import Pack
-from functions.samples import Columns
+from functions.base.samples import Columns
+from functions.base.wire import FeedPart
+from functions.call.function import Context, FatalError
+from functions.models.packing import Pack
 from functions.train.batch import Targets, TrainBatch, build, masked, targets
 from functions.train.feed import Intake
 from functions.train.mismatch import mismatch_columns
@@ -31,7 +32,6 @@ from functions.train.progress import Progress
 from functions.train.state import TrainState
 from functions.train.step import accumulate, blame, totals_of
 from functions.train.update import check_bound, share_of, token_counts, training, update
-from functions.wire import FeedPart
 
 Metrics = dict[str, float]
 

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedModel
 
-from functions.forward import shares_prefix
-from functions.function import FatalError
-from functions.models import micro_batch_default
-from functions.packing import Pack, make_packs
+from functions.call.function import FatalError
+from functions.models.forward import shares_prefix
+from functions.models.packing import Pack, make_packs
+from functions.models.pretrained import micro_batch_default
 from functions.train.batch import TrainBatch
 from functions.train.parallel import Share, share
 from functions.train.params import TrainParams

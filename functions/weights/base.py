@@ -6,11 +6,11 @@ import mmap
 from collections.abc import Mapping
 from pathlib import Path
 
+from functions.base.wire import Ref, Version
 from functions.exchange.base import Exchange, NotFound
 from functions.weights.blobs import Blob, publish_blobs
 from functions.weights.files import decode_header, side_files, weight_files
 from functions.weights.manifest import read_manifest
-from functions.wire import Ref, Version
 
 
 def import_model(exchange: Exchange, model: str, directory: Path) -> Version:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from functions.base.wire import Json, Ref, Version
 from functions.exchange.base import Exchange, checksum
 from functions.weights.manifest import (
     ITEM_BYTES,
@@ -24,7 +25,6 @@ from functions.weights.manifest import (
     read_manifest,
     split_hashes,
 )
-from functions.wire import Json, Ref, Version
 
 SHARD_BYTES = 256 * 2**20
 """Most bytes of one value: what every store takes in one put (Redis breaks at 512 MB)."""

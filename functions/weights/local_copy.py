@@ -18,12 +18,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from functions.base.wire import Version
 from functions.exchange.base import Corrupt, Exchange, NotFound
 from functions.weights.delta import LARGEST_SHARE, decode, unsigned
 from functions.weights.files import decode_header, weight_files
 from functions.weights.manifest import ITEM_BYTES, Manifest, label, read_manifest, tensor_hash
 from functions.weights.materialize import materialize
-from functions.wire import Version
 
 Phase = Callable[[str], AbstractContextManager[None]]
 """Context.phase: `fetch`, and within it `fetch delta` where the version comes so."""

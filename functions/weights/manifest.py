@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from functions.base.wire import Json, Ref, Version, WireError
 from functions.exchange.base import Corrupt, Exchange, NotFound, checksum
-from functions.wire import Json, Ref, Version, WireError
 
 ITEM_BYTES: Mapping[str, int] = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,

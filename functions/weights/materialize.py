@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from functions.base.wire import Version
 from functions.exchange.base import Exchange
 from functions.weights.adapters import Bytes, merger
 from functions.weights.files import encode_header
 from functions.weights.manifest import Manifest, TensorEntry, read_manifest
 from functions.weights.ranges import read_blobs
-from functions.wire import Version
 
 FILE_BYTES = 4 * 2**30
 """Most bytes of one safetensors file of the directory."""

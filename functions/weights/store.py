@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from functions.base.wire import Json, Version
 from functions.exchange.base import Exchange
 from functions.weights.base import put_files
 from functions.weights.blobs import Blob, publish_blobs
 from functions.weights.manifest import Adapter, Manifest, TensorEntry, label, read_manifest
 from functions.weights.ranges import Range, read_blobs, read_ranges
-from functions.wire import Json, Version
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,

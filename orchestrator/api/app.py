@@ -24,19 +24,19 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from functions.prometheus import CONTENT_TYPE
+from functions.server.prometheus import CONTENT_TYPE
 from orchestrator.api import problems
 from orchestrator.api.auth import Tokens
 from orchestrator.api.feed import Feeds
 from orchestrator.api.files import file_routes
 from orchestrator.api.jobs import Jobs
-from orchestrator.api.look.routes import look_routes
+from orchestrator.api.metrics import Measured, RequestMetrics, jobs_text
 from orchestrator.api.page import page_routes
 from orchestrator.api.problems import ApiError, Problem, responses
 from orchestrator.api.routes import Site, job_routes
-from orchestrator.api.telemetry import Measured, RequestMetrics, jobs_text
-from orchestrator.config import JobConfig
-from orchestrator.errors import OrchestratorError
+from orchestrator.api.view_routes import view_routes
+from orchestrator.base.errors import OrchestratorError
+from orchestrator.job.config import JobConfig
 
 TICK_S = 1.0
 """How often the launcher is asked which orchestrators are alive."""
@@ -84,7 +84,7 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens | None) -> FastAPI:
             tokens.check(request.headers.get("authorization"), "write")
 
     app.include_router(job_routes(jobs, Feeds(jobs), site, reads, writes))
-    app.include_router(look_routes(jobs, reads))
+    app.include_router(view_routes(jobs, reads))
     app.include_router(file_routes(jobs, writes))
     app.include_router(page_routes())
 

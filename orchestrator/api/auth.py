@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from orchestrator.api.problems import ApiError
-from orchestrator.errors import ConfigError
+from orchestrator.base.errors import ConfigError
 
 Role = Literal["read", "write"]
 SHORTEST = 16

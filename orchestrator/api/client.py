@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import tomli_w
 
-from functions.wire import Json
-from orchestrator.config import apply_override
-from orchestrator.errors import ConfigError, OrchestratorError, RunError
-from orchestrator.live import dollars
+from functions.base.wire import Json
+from orchestrator.base.errors import ConfigError, OrchestratorError, RunError
+from orchestrator.job.config import apply_override
+from orchestrator.session.terminal_view import dollars
 
 TOKEN = "RLHF_TOKEN"
 AGAIN_S = 0.5

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from orchestrator.api.jobs import Jobs
 from orchestrator.api.problems import ApiError
 from orchestrator.api.redact import redacted
-from orchestrator.errors import RunError
-from orchestrator.events import FILE, Event, read_events
+from orchestrator.base.errors import RunError
+from orchestrator.run.events import FILE, Event, read_events
 
 LOOK_EVERY_S = 0.2
 COMMENT_EVERY_S = 15.0

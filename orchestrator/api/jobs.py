@@ -25,17 +25,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from functions.base.logs import LogLine
+from functions.base.wire import Json
 from functions.exchange.base import ExchangeError
-from functions.logs import LogLine
-from functions.wire import Json
+from orchestrator.api.desired import Wish
 from orchestrator.api.launch import OUTPUT, Launcher
 from orchestrator.api.problems import ApiError
 from orchestrator.api.summary import Summary, SummaryFile
-from orchestrator.api.wish import Wish
-from orchestrator.config import JobConfig
-from orchestrator.errors import OrchestratorError, RunError
-from orchestrator.events import EventType, tell_end
-from orchestrator.run_directory import RunDirectory, write_atomically
+from orchestrator.base.errors import OrchestratorError, RunError
+from orchestrator.job.config import JobConfig
+from orchestrator.run.directory import RunDirectory, write_atomically
+from orchestrator.run.events import EventType, tell_end
 from orchestrator.telemetry.now import FILE as NOW
 from orchestrator.telemetry.now import NowFile
 

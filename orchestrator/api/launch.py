@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.errors import RunError
-from orchestrator.run_directory import write_atomically
+from orchestrator.base.errors import RunError
+from orchestrator.run.directory import write_atomically
 
 OUTPUT = "orchestrator.log"
 PROCESS = "process"
@@ -53,7 +53,7 @@ class LocalLauncher:
         try:
             with (directory / OUTPUT).open("ab") as output:
                 child = subprocess.Popen(
-                    [sys.executable, "-m", "orchestrator.cli", "resume", str(directory)],
+                    [sys.executable, "-m", "orchestrator.commands", "resume", str(directory)],
                     stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 )  # fmt: skip
             self._children[job] = child

@@ -18,7 +18,7 @@ import yaml
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from orchestrator.errors import ConfigError, RunError
+from orchestrator.base.errors import ConfigError, RunError
 
 RUNNER_LABEL = "rlhf-orchestrate/runner"
 """Its value is the job; other objects of a job (its functions, its lease) carry labels of their own."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
-from functions.wire import Json
+from functions.base.wire import Json
 from orchestrator.api.problems import ApiError
 
 WEB = Path(__file__).with_name("web")

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from orchestrator.api.redact import redacted
-from orchestrator.errors import OrchestratorError
+from orchestrator.base.errors import OrchestratorError
 
 MEDIA_TYPE = "application/problem+json"
 log = logging.getLogger(__name__)

@@ -11,26 +11,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from functions.logs import LogLine
-from functions.wire import Json
+from functions.base.logs import LogLine
+from functions.base.wire import Json
+from orchestrator.api.desired import Wish
 from orchestrator.api.jobs import Job
 from orchestrator.api.launch import OUTPUT
-from orchestrator.api.look.costs import NO_BOOKS, cost_columns
-from orchestrator.api.look.log import event_page, last_lines
-from orchestrator.api.look.plan import plan_of
-from orchestrator.api.look.routes import checkpoints_of, cost_of, metrics_of
-from orchestrator.api.look.tail import Tails
-from orchestrator.api.look.texts import kept_steps, read_samples
-from orchestrator.api.look.thin import Names
-from orchestrator.api.look.timeline import Timelines
 from orchestrator.api.page import report_page
 from orchestrator.api.redact import redacted
 from orchestrator.api.routes import detail
 from orchestrator.api.summary import SummaryFile
-from orchestrator.api.wish import Wish
-from orchestrator.errors import RunError
-from orchestrator.ledger import read_books
-from orchestrator.run_directory import RunDirectory
+from orchestrator.api.view_routes import checkpoints_of, cost_of, metrics_of
+from orchestrator.api.views.costs import NO_BOOKS, cost_columns
+from orchestrator.api.views.log import event_page, last_lines
+from orchestrator.api.views.plan import plan_of
+from orchestrator.api.views.tail import Tails
+from orchestrator.api.views.texts import kept_steps, read_samples
+from orchestrator.api.views.thin import Names
+from orchestrator.api.views.timeline import Timelines
+from orchestrator.base.errors import RunError
+from orchestrator.run.directory import RunDirectory
+from orchestrator.run.ledger import read_books
 from orchestrator.telemetry.now import FILE as NOW
 from orchestrator.telemetry.now import read_now
 

@@ -18,7 +18,7 @@ from orchestrator.api.jobs import ID, Job, Jobs, State
 from orchestrator.api.problems import ApiError, responses
 from orchestrator.api.redact import redacted
 from orchestrator.api.submission import JSON_TYPE, TOML_TYPE, read_job
-from orchestrator.events import EVENT_TYPES
+from orchestrator.run.events import EVENT_TYPES
 
 LARGEST_JOB_BYTES = 1 << 20
 JobId = Annotated[str, Path(pattern=ID, max_length=48, description="A job's id")]

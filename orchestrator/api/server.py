@@ -12,15 +12,15 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from functions.logs import About, log_lines
+from functions.base.logs import About, log_lines
 from orchestrator.api.app import create_app
 from orchestrator.api.auth import Tokens
 from orchestrator.api.files import FILES
 from orchestrator.api.jobs import Jobs
 from orchestrator.api.launch import Launcher, LocalLauncher
 from orchestrator.api.routes import Site
-from orchestrator.config import JobConfig
-from orchestrator.errors import ConfigError
+from orchestrator.base.errors import ConfigError
+from orchestrator.job.config import JobConfig
 
 
 @dataclass(frozen=True)

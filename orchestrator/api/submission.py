@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.api.problems import ApiError
-from orchestrator.config import PATHS, JobConfig, parse_job
-from orchestrator.errors import ConfigError, OrchestratorError
+from orchestrator.base.errors import ConfigError, OrchestratorError
+from orchestrator.job.config import PATHS, JobConfig, parse_job
 from orchestrator.recipes import find_recipe
-from orchestrator.settings import merged, recipe_options, train_settings
+from orchestrator.recipes.settings import merged, recipe_options, train_settings
 
 JSON_TYPE, TOML_TYPE = "application/json", "application/toml"
 REMOTE_EXCHANGES = ("redis", "rediss", "s3", "tiered+s3")

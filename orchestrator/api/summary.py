@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from functions.wire import Json
-from orchestrator.events import END_TYPES, Event, EventType, read_events
+from functions.base.wire import Json
+from orchestrator.run.events import END_TYPES, Event, EventType, read_events
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 
 from orchestrator.api.client import check
-from orchestrator.config import PATHS
-from orchestrator.errors import ConfigError, RunError
+from orchestrator.base.errors import ConfigError, RunError
+from orchestrator.job.config import PATHS
 
 CODE = (("", "recipe"), ("reward", "score"), ("algorithm", "advantage"), ("algorithm", "loss"))
 BLOCK = 1 << 20

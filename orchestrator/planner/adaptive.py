@@ -266,7 +266,7 @@ class AdaptivePlanner:
             else limits.max_replicas
             for name, limits in request.functions.items()
         }  # fmt: skip
-        last_s = chosen.generated_s  # what starts after it is tied to the last sample (orchestrator/moments.py)
+        last_s = chosen.generated_s  # what starts after it is tied to the last sample (orchestrator/step/plan_clock.py)
         groups = {name: t.groups for name, t in chosen.trainers.items() if t.fed and t.groups and t.open_s < last_s}
         if self.goal.objective != "speed" and self.lengths.ewma and chosen.tail.function != TAIL:
             groups = {}  # whole groups that come early are no sign that the last will: ranks would be paid for waiting

@@ -99,7 +99,7 @@ class StepPlan:
     """The same for the first call of the step that follows."""
     generated_s: float | None = None
     """When the last sample is expected. Times above that are before it come early if it does, others move with it
-    (orchestrator/moments.py)."""
+    (orchestrator/step/plan_clock.py)."""
     overlap: bool = True
     feed_s: Mapping[str, float] = field(default_factory=dict)
     """Train functions that start before all samples are there, and how many seconds after the step's start: they load,

@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from functions.wire import Call, Event
-from orchestrator.errors import RunError
+from functions.base.wire import Call, Event
+from orchestrator.base.errors import RunError
 
 ReplicaState = Literal["starting", "idle", "busy", "draining"]
 
@@ -29,7 +29,7 @@ class FunctionSpec:
     name: str
     """Its name in the job: `generate`, `reward`, `reference`, `train`, `critic`, ..."""
     kind: str
-    """Which function object it runs: `generate`, `reward`, `reference` or `train` (functions/kinds.py)."""
+    """Which function object it runs: `generate`, `reward`, `reference` or `train` (functions/server/kinds.py)."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Handed to the function object as keyword arguments; JSON values only."""
     max_replicas: int = 1

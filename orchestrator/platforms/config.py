@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from orchestrator.section import Section
+from orchestrator.base.section import Section
 
 
 class VolumeConfig(Section):

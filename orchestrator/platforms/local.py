@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-from functions.wire import Call, Event, WireError
+from functions.base.wire import Call, Event, WireError
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError, Replica, ReplicaState, Usage
 from orchestrator.platforms.local_process import FreshLauncher, Launcher, Process, WarmLauncher, last_line
 

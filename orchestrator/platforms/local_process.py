@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from functions.logs import LogLine
+from functions.base.logs import LogLine
 from orchestrator.platforms.base import PlatformError
 
 Settings = Mapping[str, Any]
-"""Keyword arguments of functions.settings.Settings; JSON values."""
+"""Keyword arguments of functions.server.settings.Settings; JSON values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class FreshLauncher:
 
 
 class WarmLauncher:
-    """Forks replicas from a warm parent (functions/warm.py), which is started with the first of them, or by `warm`."""
+    """Forks replicas from a warm parent (functions/server/warm.py), started with the first of them or by `warm`."""
 
     def __init__(self, kinds: Sequence[str], log: Path, *, vllm: bool = False) -> None:
         self._arguments = [*(["--vllm"] if vllm else []), *kinds]
@@ -164,7 +164,7 @@ class _Parent:
         reader, writer = await asyncio.open_connection(sock=ours)
         with theirs, log.open("ab") as output:
             starting = asyncio.ensure_future(asyncio.create_subprocess_exec(
-                sys.executable, "-m", "functions.warm", "--parent", str(os.getpid()), *arguments,
+                sys.executable, "-m", "functions.server.warm", "--parent", str(os.getpid()), *arguments,
                 stdin=theirs.fileno(), stdout=output, stderr=output,
             ))  # fmt: skip
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from orchestrator.errors import ConfigError
+from orchestrator.base.errors import ConfigError
 from orchestrator.recipes.base import Recipe, recipe, recipe_from_file
 from orchestrator.recipes.cispo import cispo
 from orchestrator.recipes.dapo import dapo

@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from functions import userfile
-from functions.function import FatalError
-from orchestrator.errors import ConfigError
-from orchestrator.step import Step
+from functions.call import userfile
+from functions.call.function import FatalError
+from orchestrator.base.errors import ConfigError
+from orchestrator.step.step import Step
 
 Dataflow = Callable[[Step], Awaitable[None]]
 

@@ -1,7 +1,7 @@
 """CISPO: the importance weight is clipped, never the token's gradient."""
 
 from orchestrator.recipes.base import recipe
-from orchestrator.step import Step
+from orchestrator.step.step import Step
 
 
 @recipe(

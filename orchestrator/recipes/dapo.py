@@ -1,7 +1,7 @@
 """DAPO: clip-higher, dynamic sampling, overlong shaping, token-mean."""
 
 from orchestrator.recipes.base import recipe
-from orchestrator.step import Step
+from orchestrator.step.step import Step
 
 
 @recipe(

@@ -1,7 +1,7 @@
 """On-policy distillation: the reference scores every token that the policy sampled."""
 
 from orchestrator.recipes.base import recipe
-from orchestrator.step import Step
+from orchestrator.step.step import Step
 
 
 @recipe(

@@ -1,7 +1,7 @@
 """GRPO and Dr.GRPO: a prompt's other samples are its baseline; no critic."""
 
 from orchestrator.recipes.base import recipe
-from orchestrator.step import Step
+from orchestrator.step.step import Step
 
 
 @recipe(

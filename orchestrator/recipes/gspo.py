@@ -1,7 +1,7 @@
 """GSPO: importance ratios and clipping of whole sequences."""
 
 from orchestrator.recipes.base import recipe
-from orchestrator.step import Step
+from orchestrator.step.step import Step
 
 
 @recipe(

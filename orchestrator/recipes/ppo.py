@@ -1,7 +1,7 @@
 """PPO: a critic and generalized advantage estimation."""
 
 from orchestrator.recipes.base import recipe
-from orchestrator.step import Step
+from orchestrator.step.step import Step
 
 
 @recipe(

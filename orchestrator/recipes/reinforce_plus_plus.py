@@ -1,7 +1,7 @@
 """REINFORCE++ and its baseline form: advantages normalised over the whole batch."""
 
 from orchestrator.recipes.base import recipe
-from orchestrator.step import Step
+from orchestrator.step.step import Step
 
 
 @recipe(

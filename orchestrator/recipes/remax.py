@@ -1,7 +1,7 @@
 """ReMax: the greedy response's score is the baseline. One extra generation and no critic."""
 
 from orchestrator.recipes.base import recipe
-from orchestrator.step import Step
+from orchestrator.step.step import Step
 
 
 @recipe(

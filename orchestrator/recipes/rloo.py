@@ -1,7 +1,7 @@
 """RLOO: the mean score of a prompt's other samples is each sample's baseline."""
 
 from orchestrator.recipes.base import recipe
-from orchestrator.step import Step
+from orchestrator.step.step import Step
 
 
 @recipe(

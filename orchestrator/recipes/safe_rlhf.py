@@ -1,7 +1,7 @@
 """Safe-RLHF (PPO-Lagrangian): as helpful as possible while the mean cost stays under a limit."""
 
 from orchestrator.recipes.base import recipe
-from orchestrator.step import Step
+from orchestrator.step.step import Step
 
 
 @recipe(

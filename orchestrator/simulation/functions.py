@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 import xxhash
 
+from functions.base.samples import Columns, Finish, Ragged, SampleBatch
+from functions.base.wire import Call, Event, Hint, Json, Version, hint_key
 from functions.exchange.base import NotFound
-from functions.samples import Columns, Finish, Ragged, SampleBatch
-from functions.wire import Call, Event, Hint, Json, Version, hint_key
 from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.planner.prefixes import Prefixes
 from orchestrator.simulation.decoding import Item, Schedule, schedule
@@ -105,7 +105,7 @@ class Held:
 
 
 def hinted(function: str, exchange: MemoryExchange) -> list[Version]:
-    """What the hint of `function` names (functions/ahead.py), in its order."""
+    """What the hint of `function` names (functions/server/preload.py), in its order."""
     try:
         hint = Hint.from_json(json.loads(exchange.get(hint_key(function))))
     except NotFound:

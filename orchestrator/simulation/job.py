@@ -10,26 +10,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from functions.base.wire import Json
 from functions.weights.files import encode_header
-from functions.wire import Json
-from orchestrator.config import JobConfig, parse_job
-from orchestrator.dataflow import Report
-from orchestrator.fleet import Fleet
-from orchestrator.invoke import Invoker
-from orchestrator.journal import Journal
-from orchestrator.ledger import Cost
-from orchestrator.loop import Loop, StepResult
+from orchestrator.calls.exchange import AsyncExchange
+from orchestrator.calls.fleet import Fleet
+from orchestrator.calls.invoke import Invoker
+from orchestrator.job.config import JobConfig, parse_job
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.scaling import Goal
 from orchestrator.platforms.base import Usage
-from orchestrator.platforms.simulated import Pool, SimulatedPlatform, Span
 from orchestrator.recipes import find_recipe
-from orchestrator.settings import train_settings
+from orchestrator.recipes.settings import train_settings
+from orchestrator.run.journal import Journal
+from orchestrator.run.ledger import Cost
+from orchestrator.session.loop import Loop, StepResult
 from orchestrator.simulation.clock import run
 from orchestrator.simulation.memory import MemoryExchange
+from orchestrator.simulation.platform import Pool, SimulatedPlatform, Span
 from orchestrator.simulation.scenario import Scenario
-from orchestrator.store import Store
+from orchestrator.step.dataflow import Report
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ async def _simulate(scenario: Scenario, policy: Policy, goal: Goal, deterministi
     pool = Pool(scenario.gpus, policy.colocated)
     platform = SimulatedPlatform(scenario.models(policy), exchange, pool=pool)
     job = _job(scenario, deterministic, directory)
-    store = Store(exchange, threads=False)
+    store = AsyncExchange(exchange, threads=False)
     recipe = find_recipe(scenario.recipe)
     planner = AdaptivePlanner(policy, goal=goal, priors=scenario.priors(policy), pool_gpus=scenario.gpus)
     results: list[StepResult] = []

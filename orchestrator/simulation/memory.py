@@ -6,9 +6,9 @@ import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 
+from functions.base.samples import SampleBatch
+from functions.base.wire import Ref
 from functions.exchange.base import Buffer, Corrupt, Exchange, NotFound, check_key, checksum
-from functions.samples import SampleBatch
-from functions.wire import Ref
 
 
 class MemoryExchange:

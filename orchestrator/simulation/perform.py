@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from functions.wire import Call, Event
+from functions.base.wire import Call, Event
 from orchestrator.simulation.functions import Events, Generate, Held, Model, Work, busy, generate, work
 from orchestrator.simulation.memory import MemoryExchange
 from orchestrator.simulation.training import train

@@ -11,24 +11,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from functions.wire import Json
-from orchestrator.config import JobConfig
-from orchestrator.errors import RunError
-from orchestrator.history import finished_steps
-from orchestrator.job_planner import adaptive_planner
+from functions.base.wire import Json
+from orchestrator.base.errors import RunError
+from orchestrator.job.config import JobConfig
+from orchestrator.job.functions import function_limits
+from orchestrator.job.prompts import PromptSource
 from orchestrator.planner.base import FunctionLimits, PastStep
 from orchestrator.planner.devices import Device, ModelShape
 from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.planner.learned import Priors
 from orchestrator.planner.policies import Policy
 from orchestrator.platforms.base import FunctionSpec
-from orchestrator.prompts import PromptSource
-from orchestrator.run_directory import RunDirectory
-from orchestrator.session import prepare
+from orchestrator.run.directory import RunDirectory
+from orchestrator.session.history import finished_steps
+from orchestrator.session.job_planner import adaptive_planner
+from orchestrator.session.session import prepare
 from orchestrator.simulation.functions import Generate, Model, Work
 from orchestrator.simulation.lengths import Trace
 from orchestrator.simulation.scenario import Scenario
-from orchestrator.specs import function_limits
 
 KINDS: Mapping[str, Literal["reward", "reference", "train"]] = {
     "reward": "reward", "reference": "reference", "train": "train",

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from functions.wire import Json
-from orchestrator.data import Row, Tokenized
+from functions.base.wire import Json
+from orchestrator.job.data import Row, Tokenized
+from orchestrator.job.prompts import NOTHING, PromptSource
 from orchestrator.planner.base import TAIL, FunctionLimits
 from orchestrator.planner.devices import Device, ModelShape, kv_capacity_tokens
 from orchestrator.planner.latency import WorkCost, forward_prior, generate_prior, train_prior
 from orchestrator.planner.learned import Priors
 from orchestrator.planner.policies import Policy
 from orchestrator.platforms.base import FunctionSpec
-from orchestrator.prompts import NOTHING, PromptSource
 from orchestrator.simulation.functions import Generate, Model, Work
 from orchestrator.simulation.lengths import Lengths
 

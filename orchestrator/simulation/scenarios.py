@@ -22,9 +22,9 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from orchestrator.errors import ConfigError
+from orchestrator.base.errors import ConfigError
+from orchestrator.base.section import Section
 from orchestrator.planner.devices import device, kv_capacity_tokens, shape
-from orchestrator.section import Section
 from orchestrator.simulation.lengths import Lengths, Lognormal, Trace
 from orchestrator.simulation.scenario import Scenario
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.data import Cursor
+from orchestrator.job.data import Cursor
 from orchestrator.planner.policies import policy
 from orchestrator.planner.static import balance
 from orchestrator.simulation.decoding import Item, schedule

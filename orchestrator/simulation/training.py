@@ -10,10 +10,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 
+from functions.base.samples import SampleBatch
+from functions.base.wire import Call, Event, FeedPart, Version
 from functions.exchange.base import NotFound, checksum
-from functions.samples import SampleBatch
 from functions.weights.blobs import Blob, publish_blobs
-from functions.wire import Call, Event, FeedPart, Version
 from orchestrator.simulation.functions import HEARTBEAT_S, Events, Work, busy, set_within, token_counts
 from orchestrator.simulation.memory import MemoryExchange
 

@@ -11,10 +11,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from functions.prometheus import Metric, Values
-from orchestrator.errors import RunError
-from orchestrator.ledger import Books, total
+from functions.server.prometheus import Metric, Values
+from orchestrator.base.errors import RunError
 from orchestrator.planner.base import CallObservation
+from orchestrator.run.ledger import Books, total
 
 FILE = "prometheus.json"
 MISMATCH_METRIC = "rollout_corr/abs_diff_mean"

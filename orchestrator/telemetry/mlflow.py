@@ -11,7 +11,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from orchestrator.config import JobConfig
+from orchestrator.job.config import JobConfig
 from orchestrator.telemetry.sinks import Committed, Metrics, hyperparameters, run_id
 
 TAG = "rlhf.run"

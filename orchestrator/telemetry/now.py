@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from functions.wire import Json
-from orchestrator.errors import RunError
-from orchestrator.ledger import Books, total
+from functions.base.wire import Json
+from orchestrator.base.errors import RunError
 from orchestrator.platforms.base import Replica
+from orchestrator.run.ledger import Books, total
 
 FORMAT = 1
 FILE = "now.json"

@@ -6,8 +6,8 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.config import JobConfig
-from orchestrator.errors import ConfigError
+from orchestrator.base.errors import ConfigError
+from orchestrator.job.config import JobConfig
 from orchestrator.telemetry.background import Background
 from orchestrator.telemetry.sinks import Committed, JsonLines, Sink
 from orchestrator.telemetry.tensorboard import TensorBoard

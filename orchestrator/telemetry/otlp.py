@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from orchestrator.config import JobConfig
-from orchestrator.errors import ConfigError
+from orchestrator.base.errors import ConfigError
+from orchestrator.calls.tracing import ReplicaSpan, Tracing
+from orchestrator.job.config import JobConfig
 from orchestrator.telemetry.once import Once
-from orchestrator.telemetry.tracing import ReplicaSpan, Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource

@@ -15,9 +15,9 @@ import json
 import time
 from pathlib import Path
 
-from functions.wire import Json
-from orchestrator.errors import RunError
-from orchestrator.lines import Lines
+from functions.base.wire import Json
+from orchestrator.base.append_log import Lines
+from orchestrator.base.errors import RunError
 from orchestrator.planner.base import StepPlan
 
 FILE = "plans.jsonl"

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from functions.wire import Json
-from orchestrator.config import JobConfig
-from orchestrator.errors import RunError
-from orchestrator.lines import Lines
-from orchestrator.run_directory import write_atomically
+from functions.base.wire import Json
+from orchestrator.base.append_log import Lines
+from orchestrator.base.errors import RunError
+from orchestrator.job.config import JobConfig
+from orchestrator.run.directory import write_atomically
 
 Metrics = Mapping[str, float]
 Committed = Sequence[tuple[int, Metrics]]

@@ -14,7 +14,7 @@ import struct
 import time
 from pathlib import Path
 
-from orchestrator.errors import RunError
+from orchestrator.base.errors import RunError
 from orchestrator.telemetry.sinks import Committed, Metrics
 
 SESSION_START = b"\x08\x01"

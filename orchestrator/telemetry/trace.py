@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from functions.wire import Json
-from orchestrator.errors import RunError
+from functions.base.wire import Json
+from orchestrator.base.errors import RunError
 from orchestrator.platforms.base import Usage
-from orchestrator.run_directory import write_atomically
+from orchestrator.run.directory import write_atomically
 
 JOB = "job"
 START = b"[\n"

@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.config import parse_job
-from orchestrator.events import EventLog
-from orchestrator.ledger import Ledger
+from orchestrator.job.config import parse_job
 from orchestrator.platforms.base import FunctionSpec, Usage
-from orchestrator.run_directory import RunDirectory
+from orchestrator.run.directory import RunDirectory
+from orchestrator.run.events import EventLog
+from orchestrator.run.ledger import Ledger
 from tests.support.tiny_job import ENV
 
 WRITE, READ = "write-token-0123456789", "read-token-0123456789"
@@ -49,7 +49,7 @@ def serving(runs: Path, root: Path, *words: str, max_running: int = 0, port: int
     with log.open("ab") as output:
         process = subprocess.Popen(
             [
-                sys.executable, "-m", "orchestrator.cli", "serve", "--runs", str(runs), "--data-root", str(root),
+                sys.executable, "-m", "orchestrator.commands", "serve", "--runs", str(runs), "--data-root", str(root),
                 "--port", str(port), "--tokens", str(tokens), "--max-running", str(max_running), *words,
             ],
             env=ENV, stdout=output, stderr=output,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import RunError
-from orchestrator.events import FILE, EventLog, open_events, read_events
+from orchestrator.base.errors import RunError
+from orchestrator.run.events import FILE, EventLog, open_events, read_events
 
 
 def kinds(directory: Path) -> list[tuple[int, str]]:

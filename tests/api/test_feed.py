@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from orchestrator.config import parse_job
-from orchestrator.events import EventLog
-from orchestrator.run_directory import RunDirectory
+from orchestrator.job.config import parse_job
+from orchestrator.run.directory import RunDirectory
+from orchestrator.run.events import EventLog
 from tests.api.conftest import JOB, Served, parse_stream, serving, wait_for
 
 

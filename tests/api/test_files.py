@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.api.client import submit
 from orchestrator.api.files import FILES
-from orchestrator.errors import ConfigError
+from orchestrator.base.errors import ConfigError
 from tests.api.conftest import WRITE, Served
 from tests.support.tiny_job import make_job
 

@@ -15,7 +15,7 @@ import kubernetes
 import pytest
 
 from orchestrator.api.launch_kubernetes import RUNNER_LABEL, KubernetesLauncher, job_manifest
-from orchestrator.errors import ConfigError, RunError
+from orchestrator.base.errors import ConfigError, RunError
 
 TEMPLATE = {
     "apiVersion": "batch/v1",

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import parse_job
-from orchestrator.errors import RunError
-from orchestrator.run_directory import RunDirectory
+from orchestrator.base.errors import RunError
+from orchestrator.job.config import parse_job
+from orchestrator.run.directory import RunDirectory
 from tests.api.conftest import JOB
 
-LOOK = "import sys; from pathlib import Path; from orchestrator.run_directory import RunDirectory as R\n"
+LOOK = "import sys; from pathlib import Path; from orchestrator.run.directory import RunDirectory as R\n"
 LOOK += "print(1, flush=True)\nwhile True: R(Path(sys.argv[1])).holder()\n"
 
 

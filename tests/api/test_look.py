@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.api.look.costs import cost_columns
-from orchestrator.api.look.log import event_page, last_lines
-from orchestrator.api.look.plan import plan_of
-from orchestrator.api.look.tail import Tails
-from orchestrator.api.look.texts import Filter, chosen
-from orchestrator.api.look.thin import Names, columns, parts, thinned
-from orchestrator.api.look.timeline import Timelines
-from orchestrator.api.look.trace import Lane, TraceFile, place
-from orchestrator.ledger import Books, Cost, StepCost, reserved_costs, together
+from orchestrator.api.views.costs import cost_columns
+from orchestrator.api.views.log import event_page, last_lines
+from orchestrator.api.views.plan import plan_of
+from orchestrator.api.views.tail import Tails
+from orchestrator.api.views.texts import Filter, chosen
+from orchestrator.api.views.thin import Names, columns, parts, thinned
+from orchestrator.api.views.timeline import Timelines
+from orchestrator.api.views.trace import Lane, TraceFile, place
 from orchestrator.planner.base import CurvePoint, StepPlan
 from orchestrator.platforms.base import FunctionSpec, Replica, Usage
+from orchestrator.run.ledger import Books, Cost, StepCost, reserved_costs, together
 from orchestrator.telemetry.now import Now
 from orchestrator.telemetry.plans import Plans
 from orchestrator.telemetry.trace import JOB, Trace, TraceSpan

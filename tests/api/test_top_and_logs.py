@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import parse_job
-from orchestrator.errors import RunError
-from orchestrator.logs import Wanted, read_logs
-from orchestrator.run_directory import RunDirectory
+from orchestrator.base.errors import RunError
+from orchestrator.commands.logs import Wanted, read_logs
+from orchestrator.job.config import parse_job
+from orchestrator.run.directory import RunDirectory
 from tests.api.conftest import JOB, WRITE, serving, write_run
 from tests.support.tiny_job import command, make_job
 

@@ -13,9 +13,9 @@ import yaml
 
 from orchestrator.api.launch_kubernetes import job_manifest
 from orchestrator.api.submission import JSON_TYPE, read_job
-from orchestrator.doctor_knative import RIGHTS, needed_features
+from orchestrator.commands.doctor_knative import RIGHTS, needed_features
 from orchestrator.platforms.base import FunctionSpec
-from orchestrator.platforms.knative_manifests import GATE_PATH, JobContext, service
+from orchestrator.platforms.knative.manifests import GATE_PATH, JobContext, service
 from tests.chart.conftest import CHART, KUBERNETES, ROOT, VALUES, Objects, Render, config, one, pods, selects
 
 DEVELOPMENT, PRODUCTION, REDIS_ONLY, CPU = VALUES
@@ -154,7 +154,7 @@ def test_the_runner_goes_on_after_it_was_killed_and_not_after_it_failed(render: 
     assert spec["backoffLimit"] == 10
     ignored, failed = spec["podFailurePolicy"]["rules"]
     assert ignored["onPodConditions"][0]["type"] == "DisruptionTarget"
-    assert failed["onExitCodes"]["values"] == [1, 2, 130], "of orchestrator/errors.py"
+    assert failed["onExitCodes"]["values"] == [1, 2, 130], "of orchestrator/base/errors.py"
     assert failed["onExitCodes"]["containerName"] == spec["template"]["spec"]["containers"][0]["name"]
 
 

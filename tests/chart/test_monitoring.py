@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from functions.prometheus import Values, text
-from functions.server_metrics import METRICS as REPLICA_METRICS
+from functions.server.metrics import METRICS as REPLICA_METRICS
+from functions.server.prometheus import Values, text
 from orchestrator.api.auth import Tokens
-from orchestrator.api.telemetry import METRICS as API_METRICS
+from orchestrator.api.metrics import METRICS as API_METRICS
 from tests.chart.conftest import CHART, TOOLS, VALUES, Render, one, selects
 
 ALERTS, DASHBOARD = CHART / "files" / "alerts.yaml", CHART / "files" / "dashboard.json"

@@ -26,7 +26,7 @@ import pytest
 
 from orchestrator.api.upload import send_files
 from orchestrator.platforms.config import KnativeConfig
-from orchestrator.platforms.knative_api import KubeApi, core, serving
+from orchestrator.platforms.knative.api import KubeApi, core, serving
 
 ROOT = Path(__file__).parents[2]
 RELEASE = "rlhf"

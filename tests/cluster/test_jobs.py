@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.platforms.knative_api import batch, core
+from orchestrator.platforms.knative.api import batch, core
 from tests.cluster.conftest import RELEASE, Release, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]

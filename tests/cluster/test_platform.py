@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from functions.wire import Call, Event
+from functions.base.wire import Call, Event
 from orchestrator.platforms.base import FunctionSpec, PlatformError
-from orchestrator.platforms.knative import KnativePlatform
-from orchestrator.platforms.knative_api import core
-from orchestrator.platforms.knative_manifests import JobContext, service
-from orchestrator.platforms.knative_scale import Timing
+from orchestrator.platforms.knative.api import core
+from orchestrator.platforms.knative.manifests import JobContext, service
+from orchestrator.platforms.knative.platform import KnativePlatform
+from orchestrator.platforms.knative.scale import Timing
 from tests.cluster.conftest import Release, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -147,11 +147,11 @@ def test_scale_makes_no_new_revision(release: Release, ingress: str, figures: Fi
 
 WORKER = """
 import asyncio, json, sys
-from functions.wire import Call
+from functions.base.wire import Call
 from orchestrator.platforms.config import KnativeConfig
 from orchestrator.platforms.base import FunctionSpec
-from orchestrator.platforms.knative import KnativePlatform
-from orchestrator.platforms.knative_manifests import JobContext
+from orchestrator.platforms.knative.platform import KnativePlatform
+from orchestrator.platforms.knative.manifests import JobContext
 
 async def main():
     job, exchange, config = json.loads(sys.argv[1])

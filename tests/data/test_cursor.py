@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.data import Cursor, next_batch, shuffled
-from orchestrator.errors import DataError
+from orchestrator.base.errors import DataError
+from orchestrator.job.data import Cursor, next_batch, shuffled
 
 COUNTS = st.integers(1, 40)
 

@@ -12,8 +12,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
-from orchestrator.data import digest, read_rows, split, tokenize
-from orchestrator.errors import DataError
+from orchestrator.base.errors import DataError
+from orchestrator.job.data import digest, read_rows, split, tokenize
 
 VERL = {
     "data_source": "openai/gsm8k",

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from functions.base.wire import Hint, Load, Version, hint_key
 from functions.exchange.directory import DirectoryExchange
-from functions.wire import Hint, Load, Version, hint_key
 from tests.support.tiny_job import STEPS, Background, Job, assert_same, children, command
 
 pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(600)]

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator import session
-from orchestrator.api.look.trace import TraceFile
-from orchestrator.config import load_job
-from orchestrator.history import finished_steps
-from orchestrator.live import NoView
+from orchestrator.api.views.trace import TraceFile
+from orchestrator.job.config import load_job
 from orchestrator.planner.base import TAIL, Planner
 from orchestrator.platforms.base import Platform
 from orchestrator.platforms.local import LocalPlatform
-from orchestrator.platforms.open import open_platform
-from orchestrator.run_directory import RunDirectory
+from orchestrator.run.directory import RunDirectory
+from orchestrator.session import session
+from orchestrator.session.history import finished_steps
+from orchestrator.session.open_platform import open_platform
+from orchestrator.session.terminal_view import NoView
 from tests.support import wide_tail
 from tests.support.tiny_job import MARK, Background, Job, assert_same, command
 

@@ -20,9 +20,9 @@ from typing import Protocol
 
 import pytest
 
+from functions.base.wire import Ref
 from functions.exchange.base import Buffer, Corrupt, Exchange, NotFound, Unavailable, checksum
 from functions.exchange.open import open_exchange
-from functions.wire import Ref
 
 MB = 1 << 20
 SIZES = (0, 1, 100, 65_536, 65_537, 3 * MB + 1)

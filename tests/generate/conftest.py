@@ -20,7 +20,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from functions.generate.engine import Request
+from functions.generate.engine.base import Request
 
 VOCABULARY, CONTEXT, EOS = 97, 128, 2
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from functions.generate.engine import Engine, Request, Sample, Sampling
-from functions.generate.engine_torch import TorchEngine
-from functions.generate.engine_transformers import TransformersEngine
-from functions.samples import Finish
-from functions.wire import Version
+from functions.base.samples import Finish
+from functions.base.wire import Version
+from functions.generate.engine.base import Engine, Request, Sample, Sampling
+from functions.generate.torch.engine import TorchEngine
+from functions.generate.torch.transformers_engine import TransformersEngine
 
 ModelDir = Callable[[str], Path]
 Requests = Callable[..., list[Request]]

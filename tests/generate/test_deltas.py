@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from functions.base.samples import SampleBatch
+from functions.base.wire import Call, Version
+from functions.call.function import Context
 from functions.exchange.base import Corrupt
 from functions.exchange.directory import DirectoryExchange
-from functions.function import Context
 from functions.generate.function import GenerateFunction
-from functions.models import load_causal_lm, save_model
-from functions.samples import SampleBatch
+from functions.models.pretrained import load_causal_lm, save_model
 from functions.weights.base import import_model
 from functions.weights.delta import difference
 from functions.weights.manifest import manifest_key, read_manifest
 from functions.weights.store import blobs, fetch, publish
-from functions.wire import Call, Version
 
 
 @pytest.fixture

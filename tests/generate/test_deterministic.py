@@ -13,10 +13,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from functions.generate.engine import Request, Sample, Sampling
-from functions.generate.engine_torch import TorchEngine
-from functions.samples import Finish
-from functions.wire import Version
+from functions.base.samples import Finish
+from functions.base.wire import Version
+from functions.generate.engine.base import Request, Sample, Sampling
+from functions.generate.torch.engine import TorchEngine
 
 GROUPS, SAMPLES, SLOTS = 5, 6, 12
 SAMPLING = Sampling(24, temperature=0.9, top_p=0.95, seed=11)

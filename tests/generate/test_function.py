@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from functions import kinds
+from functions.base.samples import Finish, Ragged, SampleBatch
+from functions.base.wire import Call, Event, Ref, Version
+from functions.call.function import Cancelled, Context, FatalError
 from functions.exchange.directory import DirectoryExchange
-from functions.function import Cancelled, Context, FatalError
 from functions.generate.function import GenerateFunction
-from functions.samples import Finish, Ragged, SampleBatch
+from functions.server import kinds
 from functions.weights.base import import_model
-from functions.wire import Call, Event, Ref, Version
 
 PARAMS = {"max_response_length": 12, "seed": 5, "chunk": 4}
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load
 
+from functions.base.wire import WireError
 from functions.exchange.base import Buffer
-from functions.generate import keys_values
-from functions.generate.keys_values import KeysValues, decode, encode, join
-from functions.wire import WireError
+from functions.generate.engine import keys_values
+from functions.generate.engine.keys_values import KeysValues, decode, encode, join
 
 
 def made(dtype: torch.dtype = torch.float32) -> KeysValues:

@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from functions.generate.engine import Engine, Request, Sample, Sampling
-from functions.generate.engine_torch import TorchEngine
-from functions.generate.engine_transformers import TransformersEngine
-from functions.generate.keys_values import KeysValues, Layout, decode, encode, join
-from functions.samples import Finish
-from functions.wire import Version
+from functions.base.samples import Finish
+from functions.base.wire import Version
+from functions.generate.engine.base import Engine, Request, Sample, Sampling
+from functions.generate.engine.keys_values import KeysValues, Layout, decode, encode, join
+from functions.generate.torch.engine import TorchEngine
+from functions.generate.torch.transformers_engine import TransformersEngine
 
 Requests = Callable[..., list[Request]]
 Models = Callable[[str], Path]

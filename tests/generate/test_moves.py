@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from functions.base.samples import SampleBatch
+from functions.base.wire import Call, Event, Ref, Version
+from functions.call.function import Context, FatalError
 from functions.exchange.base import Buffer, Unavailable
 from functions.exchange.directory import DirectoryExchange
-from functions.function import Context, FatalError
-from functions.generate import keys_values, moves
+from functions.generate import moves
+from functions.generate.engine import keys_values
+from functions.generate.engine.keys_values import decode
 from functions.generate.function import GenerateFunction
-from functions.generate.keys_values import decode
-from functions.samples import SampleBatch
 from functions.weights.base import import_model
-from functions.wire import Call, Event, Ref, Version
 
 PARAMS = {"max_response_length": 12, "seed": 5, "chunk": 4, "cut_parts": 2, "ignore_eos": True}
 PROMPTS, SAMPLES = (5, 9, 2), 4

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from functions.generate.engine import Sampling
-from functions.generate.sampling import distribution, draw, stream_keys, uniforms
+from functions.generate.engine.base import Sampling
+from functions.generate.engine.sampling import distribution, draw, stream_keys, uniforms
 
 MASK = (1 << 64) - 1
 

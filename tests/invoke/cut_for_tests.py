@@ -8,8 +8,8 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 
-from functions.function import Context, FatalError
-from functions.wire import CACHES, Call, Event, Ref
+from functions.base.wire import CACHES, Call, Event, Ref
+from functions.call.function import Context, FatalError
 
 SECONDS = 20.0
 

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from functions.base.wire import Call, Event
 from functions.exchange.directory import DirectoryExchange
-from functions.wire import Call, Event
-from orchestrator.errors import CallFailed
-from orchestrator.invoke import Invoker, Limits, RetryPolicy, ask_cut
+from orchestrator.base.errors import CallFailed
+from orchestrator.calls.exchange import AsyncExchange
+from orchestrator.calls.invoke import Invoker, Limits, RetryPolicy, ask_cut
 from orchestrator.planner.base import CallObservation
 from orchestrator.platforms.base import FunctionSpec, PlatformError
 from orchestrator.platforms.local import LocalPlatform
-from orchestrator.store import Store
 
 FUNCTIONS = Path(__file__).parents[1] / "server" / "functions_for_tests.py"
 QUICK = RetryPolicy(attempts=3, base_s=0.01)
@@ -120,7 +120,7 @@ def test_a_cut_hands_over_the_rest(tmp_path: Path) -> None:
             seen: list[Event] = []
             async for event in Invoker(platform).invoke("f", call):
                 if event.kind == "samples" and not seen:
-                    await ask_cut(Store(exchange), call)
+                    await ask_cut(AsyncExchange(exchange), call)
                 if event.kind not in ("started", "progress"):
                     seen.append(event)
             assert [e.kind for e in seen][-2:] == ["cut", "done"]

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from functions.base.wire import CACHES, Call
 from functions.exchange.directory import DirectoryExchange
-from functions.wire import CACHES, Call
-from orchestrator.dataflow import Samples
-from orchestrator.errors import CallFailed
-from orchestrator.fleet import Fleet
-from orchestrator.invoke import Invoker, RetryPolicy
+from orchestrator.base.errors import CallFailed
+from orchestrator.calls.exchange import AsyncExchange
+from orchestrator.calls.fleet import Fleet
+from orchestrator.calls.invoke import Invoker, RetryPolicy
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.local import LocalPlatform
-from orchestrator.rollout import Rollout, Shard, regroup
-from orchestrator.store import Store
+from orchestrator.step.dataflow import Samples
+from orchestrator.step.rollout import Rollout, Shard, regroup
 
 FUNCTION = Path(__file__).parent / "cut_for_tests.py"
 PARAMS = {"fail": False, "die": False}
@@ -31,7 +31,7 @@ async def generation(root: Path, params: dict[str, Any]) -> tuple[list[tuple[int
     """Two calls of three samples, cut when one of each is finished, the rest in two calls. Returns the finished samples
     and the blobs that were there at the cut; raises what the calls raise."""
     exchange = DirectoryExchange(f"{root}/exchange/job")
-    store = Store(exchange)
+    store = AsyncExchange(exchange)
     platform = LocalPlatform(str(root / "exchange"), "job", log_dir=root / "logs")
     made: dict[str, int] = {}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import JobConfig, dump_job, load_job, parse_job
-from orchestrator.errors import ConfigError
-from orchestrator.platforms.knative_manifests import check_names
+from orchestrator.base.errors import ConfigError
+from orchestrator.job.config import JobConfig, dump_job, load_job, parse_job
+from orchestrator.platforms.knative.manifests import check_names
 
 JOB: dict[str, Any] = {
     "name": "j",

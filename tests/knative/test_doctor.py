@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import main
-from orchestrator.doctor import Check
-from orchestrator.doctor_knative import check
+from orchestrator.commands.doctor_checks import Check
+from orchestrator.commands.doctor_knative import check
+from orchestrator.commands.main import main
 from orchestrator.platforms.config import KnativeConfig, TolerationConfig, VolumeConfig
 from tests.knative.conftest import Start
 from tests.knative.control_plane import ControlPlane

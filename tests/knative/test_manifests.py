@@ -9,11 +9,11 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.errors import ConfigError
-from orchestrator.platforms import knative_manifests as manifests
+from orchestrator.base.errors import ConfigError
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.config import KnativeConfig, TolerationConfig, VolumeConfig
-from orchestrator.platforms.knative_reasons import why_not
+from orchestrator.platforms.knative import manifests
+from orchestrator.platforms.knative.reasons import why_not
 
 GPU = FunctionSpec("generate", "generate", {"engine": "vllm"}, max_replicas=8, gpus=2, cpus=4, memory_gb=64)
 CPU = FunctionSpec("reward", "reward", memory_gb=0.5)

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from functions.wire import Call, Event
-from orchestrator.invoke import Invoker, Limits
-from orchestrator.platforms import knative_manifests as manifests
+from functions.base.wire import Call, Event
+from orchestrator.calls.invoke import Invoker, Limits
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
 from orchestrator.platforms.config import KnativeConfig
-from orchestrator.platforms.knative import KnativePlatform
-from orchestrator.platforms.knative_manifests import JobContext
-from orchestrator.platforms.knative_scale import Timing
+from orchestrator.platforms.knative import manifests
+from orchestrator.platforms.knative.manifests import JobContext
+from orchestrator.platforms.knative.platform import KnativePlatform
+from orchestrator.platforms.knative.scale import Timing
 from tests.knative.conftest import Start
 from tests.knative.control_plane import ControlPlane
 from tests.knative.objects import Cluster

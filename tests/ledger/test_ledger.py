@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.errors import RunError
-from orchestrator.ledger import Cost, Ledger, costs_of, read_books, reserved_costs, total
+from orchestrator.base.errors import RunError
 from orchestrator.platforms.base import FunctionSpec, Usage
+from orchestrator.run.ledger import Cost, Ledger, costs_of, read_books, reserved_costs, total
 
 GENERATE = FunctionSpec("generate", "generate", max_replicas=3, gpus=1, usd_per_hour=3.6)
 REWARD = FunctionSpec("reward", "reward", max_replicas=1, usd_per_hour=0.36)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import JobConfig, dump_job, load_job, parse_job
-from orchestrator.errors import ConfigError
+from orchestrator.base.errors import ConfigError
+from orchestrator.job.config import JobConfig, dump_job, load_job, parse_job
 
 GOOD: dict[str, Any] = {"name": "tiny", "steps": 3, "model": {"path": "model"}, "data": {"train": "train.jsonl"}}
 

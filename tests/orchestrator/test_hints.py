@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from functions.base.wire import Hint, Json, Version, hint_key
 from functions.exchange.directory import DirectoryExchange
-from functions.wire import Hint, Json, Version, hint_key
-from orchestrator.hints import Hints, penalty_models
-from orchestrator.store import Store
+from orchestrator.calls.exchange import AsyncExchange
+from orchestrator.step.preload import Hints, penalty_models
 
 FUNCTIONS = ("generate", "generate-tail", "reward", "reference", "critic", "cost-critic", "train-critic", "train")
 ACTOR, BASE, CRITIC, COST = Version("actor", 2, "c"), Version("actor", 0), Version("critic", 2, "d"), Version("cost", 2)
@@ -43,7 +43,7 @@ def loads(exchange: DirectoryExchange, function: str) -> list[tuple[str, dict[st
 
 
 def hints(exchange: DirectoryExchange, settings: Json, epoch: int = 1) -> Hints:
-    return Hints(Store(exchange), FUNCTIONS, settings, epoch)
+    return Hints(AsyncExchange(exchange), FUNCTIONS, settings, epoch)
 
 
 def test_each_function_that_holds_versions_is_told_those_that_its_calls_will_name(exchange: DirectoryExchange) -> None:
@@ -66,12 +66,12 @@ def test_the_reference_alone_where_nothing_wants_the_actors_own(exchange: Direct
 
 def test_hints_are_written_where_they_change_and_by_each_execution(exchange: DirectoryExchange) -> None:
     first, later = {"actor": ACTOR, "reference": BASE}, {"actor": Version("actor", 3, "e"), "reference": BASE}
-    one = Hints(Store(exchange), ("generate", "reference", "train"), {"kl": None}, 1)
+    one = Hints(AsyncExchange(exchange), ("generate", "reference", "train"), {"kl": None}, 1)
     assert tell(exchange, one, first) == ["hints/generate", "hints/reference"]
     assert tell(exchange, one, first) == []
     assert tell(exchange, one, later) == ["hints/generate"]
     assert loads(exchange, "generate") == [("generate", {"policy": later["actor"]})]
-    resumed = Hints(Store(exchange), ("generate", "reference", "train"), {"kl": None}, 2)
+    resumed = Hints(AsyncExchange(exchange), ("generate", "reference", "train"), {"kl": None}, 2)
     assert tell(exchange, resumed, later) == ["hints/generate", "hints/reference"]
     assert json.loads(exchange.get("hints/generate"))["epoch"] == 2
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from functions.base.wire import Json
 from functions.exchange.directory import DirectoryExchange
-from functions.wire import Json
-from orchestrator.errors import Fenced, RunError
-from orchestrator.journal import Journal
-from orchestrator.lease import take_lease
-from orchestrator.store import Store
+from orchestrator.base.errors import Fenced, RunError
+from orchestrator.calls.exchange import AsyncExchange
+from orchestrator.run.journal import Journal
+from orchestrator.run.lease import take_lease
 
 
-def store(path: Path) -> Store:
-    return Store(DirectoryExchange(str(path)), patience_s=1)
+def store(path: Path) -> AsyncExchange:
+    return AsyncExchange(DirectoryExchange(str(path)), patience_s=1)
 
 
 async def grow(path: Path, steps: int) -> Journal:

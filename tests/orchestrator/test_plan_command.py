@@ -12,17 +12,17 @@ from xml.etree import ElementTree
 import pytest
 import tomli_w
 
-from orchestrator.cli import main
-from orchestrator.config import load_job
-from orchestrator.data import Cursor
-from orchestrator.forecast import Forecast, forecast
-from orchestrator.history import finished_steps
-from orchestrator.journal import Journal
-from orchestrator.plan_command import steps_of
-from orchestrator.prompts import Draw, PromptSource
-from orchestrator.run_directory import RunDirectory
-from orchestrator.session import prepare
-from orchestrator.store import Store
+from orchestrator.calls.exchange import AsyncExchange
+from orchestrator.commands.forecast import Forecast, forecast
+from orchestrator.commands.main import main
+from orchestrator.commands.plan import steps_of
+from orchestrator.job.config import load_job
+from orchestrator.job.data import Cursor
+from orchestrator.job.prompts import Draw, PromptSource
+from orchestrator.run.directory import RunDirectory
+from orchestrator.run.journal import Journal
+from orchestrator.session.history import finished_steps
+from orchestrator.session.session import prepare
 from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
 from tests.support.tiny_job import make_job
 
@@ -51,7 +51,7 @@ def run(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     trace = Trace(path / "trace.json", now_s=0.0, unix_s=0.0)
 
     async def write() -> None:
-        journal = await Journal.open(Store(directory.open_exchange(job)))
+        journal = await Journal.open(AsyncExchange(directory.open_exchange(job)))
         cursor = Cursor.start(job.seed)
         for step in range(3):
             metrics: dict[str, float] = {}

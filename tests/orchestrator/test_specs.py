@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import load_job
-from orchestrator.errors import ConfigError
-from orchestrator.job_planner import job_priors
-from orchestrator.session import prepare
-from orchestrator.specs import check_room, function_limits
+from orchestrator.base.errors import ConfigError
+from orchestrator.job.config import load_job
+from orchestrator.job.functions import check_room, function_limits
+from orchestrator.session.job_planner import job_priors
+from orchestrator.session.session import prepare
 from tests.support.tiny_job import make_job
 
 VLLM = ["deterministic=false", "rollout.engine=vllm"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.dataflow import Report
-from orchestrator.ledger import Cost
-from orchestrator.loop import observed_metrics
+from orchestrator.run.ledger import Cost
+from orchestrator.session.loop import observed_metrics
+from orchestrator.step.dataflow import Report
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.pictures import HEAD, LANE, LEFT, RIGHT, WIDTH, Life, curve, figure, gantt, lanes
+from orchestrator.commands.svg import HEAD, LANE, LEFT, RIGHT, WIDTH, Life, curve, figure, gantt, lanes
 from orchestrator.planner.base import CurvePoint
 
 SVG = "{http://www.w3.org/2000/svg}"

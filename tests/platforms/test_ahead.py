@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from functions.base.samples import SampleBatch
+from functions.base.wire import Call, Event, Hint, Load, Version, hint_key
 from functions.exchange.directory import DirectoryExchange
-from functions.samples import SampleBatch
 from functions.weights.base import import_model
-from functions.wire import Call, Event, Hint, Load, Version, hint_key
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.local import LocalPlatform
 from tests.support.processes import exists

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from functions.base.samples import Columns, Finish, Ragged, SampleBatch
+from functions.base.wire import Call, Event, Version
 from functions.exchange.base import Exchange
 from functions.exchange.open import open_exchange
-from functions.samples import Columns, Finish, Ragged, SampleBatch
 from functions.weights.base import import_model
 from functions.weights.manifest import read_manifest
-from functions.wire import Call, Event, Version
-from orchestrator.errors import CallFailed
-from orchestrator.fleet import Fleet
-from orchestrator.invoke import Invoker, RetryPolicy
+from orchestrator.base.errors import CallFailed
+from orchestrator.calls.fleet import Fleet
+from orchestrator.calls.invoke import Invoker, RetryPolicy
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.local import LocalPlatform
 from tests.support.tiny_job import make_model

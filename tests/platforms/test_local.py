@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from functions.wire import Call, Event
+from functions.base.wire import Call, Event
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError, Replica
 from orchestrator.platforms.local import LocalPlatform
 from tests.support.processes import descendants, exists
@@ -327,7 +327,7 @@ def test_closing_while_the_warm_parent_loads_leaves_nothing(tmp_path: Path) -> N
 ORCHESTRATOR = """
 import asyncio, sys
 from pathlib import Path
-from functions.wire import Call
+from functions.base.wire import Call
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.local import LocalPlatform
 from tests.support.processes import descendants, exists

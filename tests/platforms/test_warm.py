@@ -1,4 +1,4 @@
-"""The warm parent (functions/warm.py): what tests of the local platform cannot time."""
+"""The warm parent (functions/server/warm.py): what tests of the local platform cannot time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 START = """
 import os, socket, sys, time
-from functions import warm
+from functions.server.app import warm
 
 fork = os.fork
 

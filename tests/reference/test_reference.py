@@ -10,17 +10,17 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from functions.base.samples import Columns, Finish, Ragged, SampleBatch
+from functions.base.wire import Call, Event, Version
+from functions.call.function import Cancelled, Context, FatalError
 from functions.exchange.base import Corrupt, NotFound
 from functions.exchange.directory import DirectoryExchange
-from functions.function import Cancelled, Context, FatalError
-from functions.models import load_causal_lm, load_critic, save_model, score_head
+from functions.models.pretrained import load_causal_lm, load_critic, save_model, score_head
 from functions.reference.function import ReferenceFunction
-from functions.samples import Columns, Finish, Ragged, SampleBatch
 from functions.weights.base import import_model
 from functions.weights.delta import difference
 from functions.weights.manifest import read_manifest
 from functions.weights.store import blobs, fetch, publish
-from functions.wire import Call, Event, Version
 
 VOCABULARY = 41
 BASE = Version("policy", 0)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from functions import userfile
+from functions.call import userfile
+from functions.call.function import FatalError
 from functions.exchange.directory import DirectoryExchange
-from functions.function import FatalError
-from orchestrator.config import JobConfig, parse_job
-from orchestrator.errors import ConfigError
-from orchestrator.store import Store
-from orchestrator.user_files import carry
+from orchestrator.base.errors import ConfigError
+from orchestrator.calls.exchange import AsyncExchange
+from orchestrator.job.config import JobConfig, parse_job
+from orchestrator.run.user_files import carry
 
 
 def job(score: str, base: Path) -> JobConfig:
@@ -27,7 +27,9 @@ def test_a_scorer_arrives_as_it_was_when_the_job_began(tmp_path: Path, monkeypat
     file = tmp_path / "reward.py"
     file.write_text("def score(solution_str):\n    return 7\n")
     given = job("reward.py:score", tmp_path)
-    told, settings = asyncio.run(carry(Store(exchange), given, {"advantage": "grpo", "loss": "ppo", "epochs": 1}))
+    told, settings = asyncio.run(
+        carry(AsyncExchange(exchange), given, {"advantage": "grpo", "loss": "ppo", "epochs": 1})
+    )
     file.unlink()
     assert settings == {"advantage": "grpo", "loss": "ppo", "epochs": 1}, "names of ours stay"
     userfile.carried_by(exchange.durable.get)
@@ -40,7 +42,7 @@ def test_losses_and_advantages_as_well(tmp_path: Path, monkeypatch: pytest.Monke
     exchange = DirectoryExchange(str(tmp_path / "exchange"))
     (tmp_path / "own.py").write_text("def loss():\n    return 1\n\ndef advantage():\n    return 2\n")
     own = {"advantage": f"{tmp_path}/own.py:advantage", "loss": f"{tmp_path}/own.py:loss"}
-    _, settings = asyncio.run(carry(Store(exchange), job("rule:exact", tmp_path), own))
+    _, settings = asyncio.run(carry(AsyncExchange(exchange), job("rule:exact", tmp_path), own))
     userfile.carried_by(exchange.durable.get)
     assert [userfile.load(settings[key])() for key in ("advantage", "loss")] == [2, 1]
 
@@ -49,12 +51,12 @@ def test_losses_and_advantages_as_well(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_is_no_file_stays(score: str, tmp_path: Path) -> None:
     given = job("rule:exact", tmp_path)
     given = given.model_copy(update={"reward": given.reward.model_copy(update={"score": score})})
-    told, _ = asyncio.run(carry(Store(DirectoryExchange(str(tmp_path / "exchange"))), given, {}))
+    told, _ = asyncio.run(carry(AsyncExchange(DirectoryExchange(str(tmp_path / "exchange"))), given, {}))
     assert told.reward.score == score
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
-    store = Store(DirectoryExchange(str(tmp_path / "exchange")))
+    store = AsyncExchange(DirectoryExchange(str(tmp_path / "exchange")))
     with pytest.raises(ConfigError, match=r"reward\.score: .*missing\.py cannot be read: No such file"):
         asyncio.run(carry(store, job("missing.py:score", tmp_path), {}))
     userfile.carried_by(None)

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from functions.base.samples import Columns, Finish, Ragged, SampleBatch
+from functions.base.wire import Call, Event, Ref, Version
+from functions.call.function import Cancelled, Context, FatalError, RetryableError
+from functions.call.meter import Meter
 from functions.exchange.directory import DirectoryExchange
-from functions.function import Cancelled, Context, FatalError, RetryableError
-from functions.meter import Meter
 from functions.reward.function import RewardFunction
-from functions.samples import Columns, Finish, Ragged, SampleBatch
 from functions.weights.manifest import Manifest, manifest_key
-from functions.wire import Call, Event, Ref, Version
 
 POLICY = Version("actor", 0)
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -11,14 +11,14 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
+from functions.base.samples import Columns, Finish, Ragged, SampleBatch
+from functions.base.wire import Call, Load, Version
+from functions.call.function import Context, FatalError
 from functions.exchange.directory import DirectoryExchange
-from functions.function import Context, FatalError
 from functions.reward.function import RewardFunction
 from functions.reward.model import token_batches
-from functions.samples import Columns, Finish, Ragged, SampleBatch
 from functions.weights.base import import_model
 from functions.weights.manifest import Manifest, manifest_key
-from functions.wire import Call, Load, Version
 
 POLICY = Version("actor", 3, "abc")
 WORDS = ["<end>", "<pad>", *"abcdefghij"]

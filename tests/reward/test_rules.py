@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from functions.function import FatalError
+from functions.call.function import FatalError
 from functions.reward.rules import RULES, as_number, last_boxed, normal_latex
 
 

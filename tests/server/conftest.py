@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
+from functions.base.wire import Call, Event
 from functions.exchange.directory import DirectoryExchange
-from functions.wire import Call, Event
 
 FUNCTIONS = Path(__file__).with_name("functions_for_tests.py")
 
@@ -33,7 +33,7 @@ class Served:
         self.log = root / f"{Path(self.socket).stem}.log"
         program = ["-m", "functions.server"]
         if stuck_s is not None:
-            program = ["-c", f"import functions.server as s; s.STUCK_S = {stuck_s}; s.main()"]
+            program = ["-c", f"import functions.server.app as s; s.STUCK_S = {stuck_s}; s.main()"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [

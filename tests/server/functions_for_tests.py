@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 
-from functions.function import Context, FatalError, ReplicaBroken, RetryableError
-from functions.wire import Call, Event, Load
+from functions.base.wire import Call, Event, Load
+from functions.call.function import Context, FatalError, ReplicaBroken, RetryableError
 
 
 class Count:

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 
+from functions.base.samples import Finish, Ragged, SampleBatch
+from functions.base.wire import LEASES, Call, Event, Hint, Load, Version, hint_key
+from functions.call.function import Context
+from functions.call.meter import Told
 from functions.exchange.directory import DirectoryExchange
-from functions.function import Context
 from functions.generate.function import GenerateFunction
-from functions.meter import Told
-from functions.models import load_causal_lm, load_critic, save_model
-from functions.samples import Finish, Ragged, SampleBatch
+from functions.models.pretrained import load_causal_lm, load_critic, save_model
 from functions.weights.base import import_model
 from functions.weights.delta import difference
 from functions.weights.manifest import read_manifest
 from functions.weights.store import blobs, fetch, publish
-from functions.wire import LEASES, Call, Event, Hint, Load, Version, hint_key
 from tests.support import waiting
 from tests.support.tiny_job import make_model
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from functions.settings import Settings
-from functions.wire import Call, Event
+from functions.base.wire import Call, Event
+from functions.server.settings import Settings
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

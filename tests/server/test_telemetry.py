@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from functions.logs import LogLine
-from functions.meter import Meter, Told
-from functions.server_metrics import METRICS
-from functions.wire import Call, Event
+from functions.base.logs import LogLine
+from functions.base.wire import Call, Event
+from functions.call.meter import Meter, Told
+from functions.server.metrics import METRICS
 
 if TYPE_CHECKING:
     from tests.server.conftest import Serve, Served

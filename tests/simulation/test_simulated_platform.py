@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from functions.samples import Columns, Finish, SampleBatch
-from functions.wire import Call, Event, Hint, Load, Ref, Version, hint_key
+from functions.base.samples import Columns, Finish, SampleBatch
+from functions.base.wire import Call, Event, Hint, Load, Ref, Version, hint_key
 from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
-from orchestrator.platforms.simulated import Pool, SimulatedPlatform
 from orchestrator.simulation.clock import Deadlock, run
 from orchestrator.simulation.functions import Generate, Model, Work
 from orchestrator.simulation.memory import MemoryExchange
+from orchestrator.simulation.platform import Pool, SimulatedPlatform
 
 POLICY = {"policy": Version("actor", 0)}
 

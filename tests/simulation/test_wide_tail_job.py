@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.errors import ConfigError
+from orchestrator.base.errors import ConfigError
 from orchestrator.planner.base import TAIL
 from orchestrator.planner.devices import device, shape
 from orchestrator.planner.policies import policy

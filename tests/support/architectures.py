@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from functions.models import save_model
+from functions.models.pretrained import save_model
 
 VOCABULARY = 61
 SMALL: dict[str, Any] = {

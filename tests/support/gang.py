@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from functions.base.wire import Call, Event, Json, Ref, Version
 from functions.exchange.directory import DirectoryExchange
-from functions.wire import Call, Event, Json, Ref, Version
-from orchestrator.gang import rank_calls
+from orchestrator.calls.gang import rank_calls
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["functions.train.function", "tests.support.gang"])
@@ -64,7 +64,7 @@ def run_gang(root: Path, scratch: Path, calls: Sequence[Call], *, die: int | Non
 def _rank(root: str, scratch: str, call: Any, answer: Any, die: bool) -> None:
     import torch
 
-    from functions.attempt import Attempt
+    from functions.server.attempt import Attempt
     from functions.train.function import TrainFunction
 
     class Deadly(dict[str, Any]):
@@ -128,7 +128,7 @@ def run_republish(root: Path, gangs: Sequence[Republish]) -> list[list[Moved | N
 def _republish(root: str, gang: Republish, rank: int, answer: Any) -> None:
     import torch
 
-    from functions.function import Context
+    from functions.call.function import Context
     from functions.train.gang import ALONE, GangParams, meet
     from functions.train.params import TrainParams
     from functions.train.state import load, publish_state

@@ -75,7 +75,7 @@ def score(data_source, solution_str, ground_truth, extra_info=None):
     return solution_str.count(ground_truth) / max(1, len(solution_str))
 '''
 
-RUNNING = {b"functions.warm", b"functions.server", b"run", b"resume"}
+RUNNING = {b"functions.server.warm", b"functions.server", b"run", b"resume"}
 """Words of the command lines of orchestrators and functions."""
 
 
@@ -107,7 +107,7 @@ def make_job(directory: Path, *, head_dim: int = 8) -> Job:
     return Job(directory)
 
 
-def arguments(*words: object, module: str = "orchestrator.cli") -> list[str]:
+def arguments(*words: object, module: str = "orchestrator.commands") -> list[str]:
     return [sys.executable, "-m", module, *map(str, words)]
 
 
@@ -119,7 +119,7 @@ def command(*words: object, timeout_s: float = 100) -> subprocess.CompletedProce
 class Background:
     """`rlhf-orchestrate WORDS`, to be killed."""
 
-    def __init__(self, *words: object, module: str = "orchestrator.cli") -> None:
+    def __init__(self, *words: object, module: str = "orchestrator.commands") -> None:
         self.process = subprocess.Popen(
             arguments(*words, module=module), env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from functions.base.samples import Columns, Finish, Ragged, SampleBatch
+from functions.base.wire import Call, Json, Ref, Version
+from functions.call.function import Context
 from functions.exchange.directory import DirectoryExchange
-from functions.function import Context
-from functions.models import save_model
-from functions.samples import Columns, Finish, Ragged, SampleBatch
+from functions.models.pretrained import save_model
 from functions.train.function import TrainFunction
 from functions.weights.store import fetch, fetch_state
-from functions.wire import Call, Json, Ref, Version
 
 VOCABULARY = 53
 GROUPS, N = 4, 4

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator import cli, session
-from orchestrator.config import JobConfig
+from orchestrator.commands import main as cli
+from orchestrator.job.config import JobConfig
 from orchestrator.planner.base import TAIL, Planner, StepPlan, StepRequest
 from orchestrator.planner.static import StaticPlanner
 from orchestrator.platforms.base import FunctionSpec
+from orchestrator.session import session
 
 
 class CutsAtOnce(StaticPlanner):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import JobConfig, parse_job
-from orchestrator.errors import ConfigError
+from orchestrator.base.errors import ConfigError
+from orchestrator.job.config import JobConfig, parse_job
 from orchestrator.telemetry import background
 from orchestrator.telemetry.background import Background
 from orchestrator.telemetry.open_sinks import check_sinks, open_sinks

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from functions.prometheus import Metric
-from functions.server_metrics import METRICS as OF_FUNCTION
-from orchestrator.api.telemetry import METRICS as OF_API
-from orchestrator.telemetry.config import TelemetryConfig
+from functions.server.metrics import METRICS as OF_FUNCTION
+from functions.server.prometheus import Metric
+from orchestrator.api.metrics import METRICS as OF_API
+from orchestrator.job.telemetry import TelemetryConfig
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "telemetry.md").read_text()

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from orchestrator.live import (
+from orchestrator.session.terminal_view import (
     LineView,
     LiveView,
     NoView,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from orchestrator.config import JobConfig, parse_job
-from orchestrator.errors import CallFailed, ConfigError
+from orchestrator.base.errors import CallFailed, ConfigError
+from orchestrator.job.config import JobConfig, parse_job
 from orchestrator.telemetry import otlp
 from orchestrator.telemetry.otlp import check_exporter, endpoint_of, open_tracing
 from tests.support.tiny_job import command, make_job

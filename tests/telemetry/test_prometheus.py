@@ -13,10 +13,10 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from functions.prometheus import Metric, Values, text
-from functions.server_metrics import METRICS as REPLICA_METRICS
-from orchestrator.api.telemetry import METRICS as API_METRICS
-from orchestrator.errors import RunError
+from functions.server.metrics import METRICS as REPLICA_METRICS
+from functions.server.prometheus import Metric, Values, text
+from orchestrator.api.metrics import METRICS as API_METRICS
+from orchestrator.base.errors import RunError
 from orchestrator.planner.base import CallObservation
 from orchestrator.telemetry.job_metrics import CALLS, COLD_START, FILE, METRICS, TOKENS, JobMetrics, read_values
 from tests.api.conftest import serving, wait_for
@@ -188,7 +188,7 @@ def call(**more: object) -> CallObservation:
 
 
 def test_counters_go_on_over_a_resume(tmp_path: Path) -> None:
-    from orchestrator.ledger import Books, StepCost, together
+    from orchestrator.run.ledger import Books, StepCost, together
 
     books = Books([], together([]), StepCost(0), 1)
     first = JobMetrics(tmp_path)

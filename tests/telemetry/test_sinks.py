@@ -15,7 +15,7 @@ import pytest
 from tensorboardX.proto import event_pb2  # type: ignore[import-untyped]
 from tensorboardX.record_writer import masked_crc32c  # type: ignore[import-untyped]
 
-from orchestrator.errors import RunError
+from orchestrator.base.errors import RunError
 from orchestrator.telemetry.sinks import Committed, JsonLines
 from orchestrator.telemetry.tensorboard import TensorBoard
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from orchestrator import tables
-from orchestrator.config import load_job
-from orchestrator.errors import RunError
-from orchestrator.ledger import Ledger
+from orchestrator.base.errors import RunError
+from orchestrator.commands import tables
+from orchestrator.job.config import load_job
 from orchestrator.platforms.base import FunctionSpec, Usage
-from orchestrator.run_directory import RunDirectory
+from orchestrator.run.directory import RunDirectory
+from orchestrator.run.ledger import Ledger
 from orchestrator.telemetry.sinks import JsonLines
 
 VAL = "val-core/arithmetic/acc/mean@1"

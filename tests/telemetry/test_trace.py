@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import RunError
+from orchestrator.base.errors import RunError
 from orchestrator.platforms.base import Usage
 from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from functions.base.samples import Columns
 from functions.exchange.directory import DirectoryExchange
-from functions.samples import Columns
 from functions.weights.base import import_model
 from tests.support.train_call import Bench, make_samples, save_tiny
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from functions.base.wire import Json, Version
 from functions.exchange.directory import DirectoryExchange
 from functions.train.function import TrainFunction
 from functions.weights.base import import_model
@@ -16,7 +17,6 @@ from functions.weights.delta import decode
 from functions.weights.local_copy import LocalCopy
 from functions.weights.manifest import Manifest, read_manifest
 from functions.weights.materialize import materialize
-from functions.wire import Json, Version
 from tests.support.train_call import BASE, Bench
 
 BF16: Json = {"optimizer": {"lr": 1e-6}, "dtype": "bfloat16"}

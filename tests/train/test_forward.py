@@ -12,16 +12,16 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from functions.forward import (
+from functions.base.samples import Finish, Ragged, SampleBatch
+from functions.models.forward import (
     SHARED_ARCHITECTURES,
     output_head,
     pack_logprobs,
     pack_values,
     shares_prefix,
 )
-from functions.models import load_causal_lm, load_critic, save_model, score_head
-from functions.packing import make_packs
-from functions.samples import Finish, Ragged, SampleBatch
+from functions.models.packing import make_packs
+from functions.models.pretrained import load_causal_lm, load_critic, save_model, score_head
 from tests.support.architectures import SMALL, VOCABULARY, tiny_model
 
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from functions.function import Cancelled, FatalError
-from functions.models import load_causal_lm, load_critic, score_head
-from functions.samples import Columns, Ragged, SampleBatch
+from functions.base.samples import Columns, Ragged, SampleBatch
+from functions.base.wire import Call, Json, Version
+from functions.call.function import Cancelled, FatalError
+from functions.models.pretrained import load_causal_lm, load_critic, score_head
 from functions.train.function import TrainFunction
 from functions.weights.manifest import manifest_key, read_manifest
 from functions.weights.materialize import materialize
 from functions.weights.store import fetch
-from functions.wire import Call, Json, Version
 from tests.support.train_call import ADAM, BASE, GROUPS, Bench, N, close, make_samples, same_bits
 
 # ---- the numbers
@@ -83,7 +83,7 @@ def test_first_step_equals_one_written_out_by_hand(bench: Bench, kl: float, entr
 @pytest.mark.parametrize("shared", [True, False])
 def test_micro_batches_do_not_change_the_step(bench: Bench, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not shared:
-        monkeypatch.setattr("functions.forward.SHARED_ARCHITECTURES", frozenset())
+        monkeypatch.setattr("functions.models.forward.SHARED_ARCHITECTURES", frozenset())
     params: Json = {"optimizer": ADAM | {"eps": 1e-3}, "aggregation": "seq-mean-token-mean", "entropy_coef": 0.01}
     results = []
     for budget in (1, 25, 10_000):
@@ -100,7 +100,7 @@ def test_micro_batches_do_not_change_the_step(bench: Bench, shared: bool, monkey
 def test_packed_and_padded_steps_are_equal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     params: Json = {"optimizer": ADAM | {"eps": 1e-3}}
     packed = bench.call(params, id="packed")
-    monkeypatch.setattr("functions.forward.SHARED_ARCHITECTURES", frozenset())
+    monkeypatch.setattr("functions.models.forward.SHARED_ARCHITECTURES", frozenset())
     padded = bench.call(params, id="padded")
     assert packed["stats"]["computed_tokens"] < padded["stats"]["computed_tokens"]
     close(bench.weights(packed), bench.weights(padded), 1e-5)

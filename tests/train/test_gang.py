@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from functions.base.samples import Columns, Finish, Ragged, SampleBatch
+from functions.base.wire import Call, Json, Version
+from functions.call.function import Context, FatalError
 from functions.exchange.base import NotFound
 from functions.exchange.directory import DirectoryExchange
-from functions.function import Context, FatalError
-from functions.models import load_causal_lm
-from functions.packing import make_packs
-from functions.samples import Columns, Finish, Ragged, SampleBatch
+from functions.models.packing import make_packs
+from functions.models.pretrained import load_causal_lm
 from functions.train.function import TrainFunction
 from functions.train.parallel import share
 from functions.weights.base import import_model
@@ -26,7 +27,6 @@ from functions.weights.local_copy import LocalCopy
 from functions.weights.manifest import Manifest, read_manifest
 from functions.weights.materialize import materialize
 from functions.weights.store import fetch, fetch_state
-from functions.wire import Call, Json, Version
 from tests.support.gang import ranks_of, run_gang
 from tests.support.train_call import save_tiny
 

@@ -11,18 +11,18 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from functions.base.samples import Columns, Ragged, SampleBatch
+from functions.base.wire import Call, Json, Version
+from functions.call.function import Context, FatalError
 from functions.exchange.directory import DirectoryExchange
-from functions.function import Context, FatalError
-from functions.lora import LoraLinear
-from functions.models import load_causal_lm, save_model
+from functions.models.lora import LoraLinear
+from functions.models.pretrained import load_causal_lm, save_model
 from functions.reference.function import ReferenceFunction
-from functions.samples import Columns, Ragged, SampleBatch
 from functions.train.function import TrainFunction
 from functions.weights.base import import_model
 from functions.weights.manifest import keep_only, read_manifest
 from functions.weights.materialize import materialize
 from functions.weights.store import fetch, fetch_state
-from functions.wire import Call, Json, Version
 
 BASE = Version("policy", 0)
 LORA: Json = {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "v_proj", "down_proj"]}

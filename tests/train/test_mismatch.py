@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from functions.samples import Columns
-from functions.wire import Json, Ref
+from functions.base.samples import Columns
+from functions.base.wire import Json, Ref
 from tests.support.train_call import ADAM, Bench
 
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from functions.base.wire import Json, Version
 from functions.exchange.base import Corrupt, NotFound
 from functions.exchange.directory import DirectoryExchange
-from functions.models import save_model
+from functions.models.pretrained import save_model
 from functions.train.gang import Ranks
 from functions.train.parts import fetch_own, rows_of, transfers
 from functions.weights.base import import_model
 from functions.weights.manifest import Manifest, TensorEntry, block_bytes, keep_only, read_manifest
 from functions.weights.store import fetch, fetch_state, publish
-from functions.wire import Json, Version
 from tests.support.architectures import tiny_model
 from tests.support.gang import Moved, Republish, run_republish
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from functions.base.samples import Columns, Ragged, SampleBatch
+from functions.base.wire import Json, Version
+from functions.call.function import FatalError
 from functions.exchange.base import NotFound
-from functions.function import FatalError
-from functions.samples import Columns, Ragged, SampleBatch
 from functions.weights.manifest import read_manifest
 from functions.weights.store import fetch
-from functions.wire import Json, Version
 from tests.support.train_call import ADAM, BASE, GROUPS, Bench, N
 
 

@@ -14,14 +14,14 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from functions.base.samples import Finish, Ragged, SampleBatch
+from functions.call.function import Context
 from functions.exchange.base import Exchange
 from functions.exchange.directory import DirectoryExchange
-from functions.forward import SHARED_ARCHITECTURES, output_head
-from functions.function import Context
-from functions.lora import add_adapters
-from functions.models import load_causal_lm, load_critic
-from functions.packing import Pack, make_packs
-from functions.samples import Finish, Ragged, SampleBatch
+from functions.models.forward import SHARED_ARCHITECTURES, output_head
+from functions.models.lora import add_adapters
+from functions.models.packing import Pack, make_packs
+from functions.models.pretrained import load_causal_lm, load_critic
 from functions.train.gang import GangParams, Ranks, meet
 from functions.train.parallel import Forward
 from functions.train.sharded import Weights, sharded_model

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from functions.base.samples import Columns, Finish, Ragged, SampleBatch
+from functions.base.wire import Call, FeedPart, Json, Ref, Version
+from functions.call.function import Cancelled, Context, FatalError
 from functions.exchange.base import NotFound
 from functions.exchange.directory import DirectoryExchange
-from functions.function import Cancelled, Context, FatalError
-from functions.models import save_model
-from functions.samples import Columns, Finish, Ragged, SampleBatch
+from functions.models.pretrained import save_model
 from functions.train.function import TrainFunction
 from functions.train.params import TrainParams
 from functions.weights.base import import_model
 from functions.weights.store import fetch, fetch_state
-from functions.wire import Call, FeedPart, Json, Ref, Version
 from tests.support.gang import ranks_of, run_gang
 
 GROUPS, N, VOCABULARY = 6, 3, 53

@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from functions.generate.engine import Request, Sample
-from functions.generate.engine_vllm import VllmEngine
-from functions.generate.vllm_start import VllmSettings
-from functions.models import load_causal_lm, save_model
-from functions.wire import Version
+from functions.base.wire import Version
+from functions.generate.engine.base import Request, Sample
+from functions.generate.vllm.engine import VllmEngine
+from functions.generate.vllm.start import VllmSettings
+from functions.models.pretrained import load_causal_lm, save_model
 from tests.vllm.samples import CONTEXT, VOCABULARY, Logprobs
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from functions.generate.engine import Request, Sample, Sampling
-from functions.generate.engine_vllm import VllmEngine
+from functions.generate.engine.base import Request, Sample, Sampling
+from functions.generate.vllm.engine import VllmEngine
 
 VOCABULARY = 160
 CONTEXT = 8192

@@ -13,19 +13,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from functions.base.samples import Finish, SampleBatch
+from functions.base.wire import Call, Event, Load, Ref, Version
+from functions.call.function import Context, FatalError
 from functions.exchange.directory import DirectoryExchange
-from functions.function import Context, FatalError
-from functions.generate.engine import Sample
-from functions.generate.engine_vllm import VllmEngine
+from functions.generate.engine.base import Sample
 from functions.generate.engines import EngineOptions, choose
 from functions.generate.function import GenerateFunction
-from functions.samples import Finish, SampleBatch
+from functions.generate.vllm.engine import VllmEngine
 from functions.weights.base import import_model
 from functions.weights.delta import difference
 from functions.weights.manifest import Adapter
 from functions.weights.materialize import materialize
 from functions.weights.store import blobs, fetch, publish
-from functions.wire import Call, Event, Load, Ref, Version
 from tests.vllm.samples import Logprobs, edit_config, random_prompts, requests
 
 pytestmark = pytest.mark.vllm

@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from functions.generate import vllm_blocks
-from functions.generate.engine import Request, Sample, Sampling
-from functions.generate.engine_vllm import VllmEngine
-from functions.generate.keys_values import KeysValues, Layout
-from functions.generate.vllm_blocks import heads_of_rank, orders, read, write, writes
-from functions.models import load_causal_lm
-from functions.samples import Finish
-from functions.wire import Version
+from functions.base.samples import Finish
+from functions.base.wire import Version
+from functions.generate.engine.base import Request, Sample, Sampling
+from functions.generate.engine.keys_values import KeysValues, Layout
+from functions.generate.vllm import blocks as vllm_blocks
+from functions.generate.vllm.blocks import heads_of_rank, orders, read, write, writes
+from functions.generate.vllm.engine import VllmEngine
+from functions.models.pretrained import load_causal_lm
 from tests.vllm.samples import Logprobs, random_prompts, requests, run
 from tests.vllm.test_versions import make_adapter
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from functions.generate.engine import Sampling
-from functions.generate.engine_vllm import VllmEngine
-from functions.samples import Finish
-from functions.wire import Version
+from functions.base.samples import Finish
+from functions.base.wire import Version
+from functions.generate.engine.base import Sampling
+from functions.generate.vllm.engine import VllmEngine
 from tests.vllm.samples import CONTEXT, VOCABULARY, Logprobs, random_prompts, requests, run
 
 pytestmark = pytest.mark.vllm

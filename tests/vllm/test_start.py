@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from functions.base.wire import Version
 from functions.exchange.base import Corrupt
 from functions.exchange.directory import DirectoryExchange
-from functions.generate.engine_vllm import VllmEngine
-from functions.generate.vllm_start import VllmSettings
+from functions.generate.vllm.engine import VllmEngine
+from functions.generate.vllm.start import VllmSettings
 from functions.weights.base import import_model
 from functions.weights.materialize import materialize
-from functions.wire import Version
 from tests.vllm.samples import CONTEXT, edit_config
 
 pytestmark = pytest.mark.vllm

@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from functions.function import FatalError, ReplicaBroken
-from functions.generate.engine import Request, Sample, Sampling
-from functions.generate.engine_vllm import VllmEngine
+from functions.base.wire import Version
+from functions.call.function import FatalError, ReplicaBroken
+from functions.generate.engine.base import Request, Sample, Sampling
+from functions.generate.vllm.engine import VllmEngine
 from functions.weights.delta import difference
 from functions.weights.local_copy import Changes
 from functions.weights.manifest import Manifest, TensorEntry, block_hashes
 from functions.weights.store import blobs
-from functions.wire import Version
 from tests.vllm.samples import Logprobs, random_prompts, requests, run
 
 pytestmark = pytest.mark.vllm
@@ -158,12 +158,12 @@ def test_stale_weights_are_caught_by_the_trainer(
     make_engine: Callable[..., VllmEngine], make_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     """The engine says version 1 and still holds version 0: the train function refuses its samples and names it."""
+    from functions.base.samples import Columns, Ragged, SampleBatch
+    from functions.base.wire import Call
+    from functions.call.function import Context
     from functions.exchange.directory import DirectoryExchange
-    from functions.function import Context
-    from functions.samples import Columns, Ragged, SampleBatch
     from functions.train.function import TrainFunction
     from functions.weights.base import import_model
-    from functions.wire import Call
 
     old, new = make_model(40), make_model(41)
     exchange = DirectoryExchange(tmp_path / "exchange")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from functions.base.wire import Version
 from functions.exchange.base import Corrupt, NotFound
 from functions.exchange.directory import DirectoryExchange
 from functions.weights.base import import_model
@@ -25,7 +26,6 @@ from functions.weights.local_copy import LocalCopy
 from functions.weights.manifest import Manifest, TensorEntry, block_hashes, keep_only, manifest_key, read_manifest
 from functions.weights.materialize import materialize
 from functions.weights.store import blobs, fetch, publish
-from functions.wire import Version
 
 Tensors = dict[str, Tensor]
 DTYPES = {

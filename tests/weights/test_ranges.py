@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from functions.base.wire import Version
 from functions.exchange.base import Corrupt
 from functions.exchange.directory import DirectoryExchange
 from functions.weights.blobs import Blob, Written, commit, publish_blobs, write_blobs
 from functions.weights.manifest import Manifest, block_bytes, read_manifest, tensor_hash
 from functions.weights.ranges import Range, read_ranges
-from functions.wire import Version
 
 V1 = Version("policy", 1, "aaaa")
 SIZE = 40 * 2**14 + 77

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from functions.base.wire import Version
 from functions.exchange.base import Corrupt, NotFound
 from functions.exchange.directory import DirectoryExchange
-from functions.models import checkpoint_tensors, load_causal_lm, save_model
+from functions.models.pretrained import checkpoint_tensors, load_causal_lm, save_model
 from functions.weights.base import import_model
 from functions.weights.blobs import Blob, publish_blobs
 from functions.weights.manifest import Manifest, keep_only, manifest_key, read_manifest
 from functions.weights.materialize import materialize
 from functions.weights.store import fetch, fetch_state, publish
-from functions.wire import Version
 
 V1 = Version("policy", 1, "aaaa")
 

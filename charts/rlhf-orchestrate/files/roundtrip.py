@@ -12,11 +12,11 @@ import time
 import uuid
 from pathlib import Path
 
-from functions.wire import Call
+from functions.base.wire import Call
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.config import KnativeConfig
-from orchestrator.platforms.knative import KnativePlatform
-from orchestrator.platforms.knative_manifests import JobContext
+from orchestrator.platforms.knative.manifests import JobContext
+from orchestrator.platforms.knative.platform import KnativePlatform
 
 
 async def main() -> None:

@@ -42,7 +42,7 @@ function Failed({ store, job }) {
   </div>`;
 }
 
-// Lines are `where: what; what would be right` (orchestrator/errors.py). A place is a key's path, a file (and line), a
+// Lines are `where: what; what would be right` (orchestrator/base/errors.py). A place is a key's path, a file (and line), a
 // function and its call, a step or a sample; there may be several, each inside of the one before.
 const PLACE = /^(?:step \d+[^:]*|[a-z][\w-]*, call [\w.]+|sample [^:]*|(?:group \d+[^:]*)|(?:[a-z_]\w*\.)+[\w.-]+|\.{0,2}\/[^\s:]+(?::\d+)?|[\w-]+\.(?:py|toml|jsonl?|parquet)(?::\d+)?|planner|exchange \S+): /;
 

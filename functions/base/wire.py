@@ -1,0 +1,264 @@
+"""The types that cross processes. No torch here: the orchestrator imports this module too.
+
+orchestrator --- Call (JSON) ---------------------> function
+             <-- Event, Event, ... (JSON lines) ---
+tensors      --- SampleBatch, Columns (samples.py: safetensors bytes in the exchange, named by a Ref) ---
+
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Json = dict[str, Any]
+
+
+class WireError(ValueError):
+    """Bytes or JSON from another process that do not have the form this module describes."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Where a value lies in the exchange, and what it must be: readers refuse any other size or checksum."""
+
+    key: str
+    size_bytes: int
+    checksum: str
+    """xxh3-128 of the content, in hexadecimal."""
+
+    def to_json(self) -> Json:
+        return {"key": self.key, "size_bytes": self.size_bytes, "checksum": self.checksum}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Ref:
+        try:
+            return cls(str(value["key"]), int(value["size_bytes"]), str(value["checksum"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"not a Ref: {value!r} (wants key, size_bytes, checksum)") from error
+
+
+@dataclass(frozen=True)
+class Version:
+    """An immutable version of a model's weights: `weights/<model>/v000012.<call>/manifest.json` in the exchange.
+
+    `number` counts optimizer steps (0 is the model the job started from). `call` is the id of the train call that
+    made it ("base" for 0): two attempts at the same step can never overwrite each other, the journal's commit says
+    which of them counts.
+    """
+
+    model: str
+    number: int
+    call: str = "base"
+
+    @property
+    def prefix(self) -> str:
+        """Key prefix in the exchange, ending in a slash."""
+        return f"weights/{self.model}/v{self.number:06d}.{self.call}/"
+
+    def to_json(self) -> Json:
+        return {"model": self.model, "number": self.number, "call": self.call}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Version:
+        try:
+            return cls(str(value["model"]), int(value["number"]), str(value["call"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"not a Version: {value!r} (wants model, number, call)") from error
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request to a function. A repeated call (same id) returns the same result and never trains twice.
+
+    `inputs` names refs by role, e.g. {"samples": [Ref, Ref], "scores": [Ref, Ref]}.
+    `weights` names the versions the operation needs by role, e.g. {"policy": Version}.
+    `epoch` is the lease epoch of the orchestrator: a function refuses a call from an epoch older than it has seen.
+    `deadline_s` is how long the call may take from its start; beyond it the function ends it with an error.
+    """
+
+    id: str
+    operation: str
+    inputs: Mapping[str, Sequence[Ref]] = field(default_factory=dict)
+    weights: Mapping[str, Version] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    step: int = 0
+    epoch: int = 0
+    deadline_s: float = 3600.0
+    trace: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> Json:
+        return {
+            "id": self.id,
+            "operation": self.operation,
+            "inputs": {role: [ref.to_json() for ref in refs] for role, refs in self.inputs.items()},
+            "weights": {role: version.to_json() for role, version in self.weights.items()},
+            "params": dict(self.params),
+            "step": self.step,
+            "epoch": self.epoch,
+            "deadline_s": self.deadline_s,
+            "trace": dict(self.trace),
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Call:
+        if not isinstance(value, dict):
+            raise WireError(f"not a Call: {value!r}")
+        unknown = set(value) - {f.name for f in dataclasses.fields(cls)}
+        if unknown:
+            raise WireError(f"Call has unknown fields {sorted(unknown)}")
+        try:
+            return cls(
+                id=str(value["id"]),
+                operation=str(value["operation"]),
+                inputs={k: [Ref.from_json(r) for r in refs] for k, refs in value.get("inputs", {}).items()},
+                weights={k: Version.from_json(v) for k, v in value.get("weights", {}).items()},
+                params=dict(value.get("params", {})),
+                step=int(value.get("step", 0)),
+                epoch=int(value.get("epoch", 0)),
+                deadline_s=float(value.get("deadline_s", 3600.0)),
+                trace=dict(value.get("trace", {})),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise WireError(f"not a Call: {error!r}") from error
+
+    @property
+    def prefix(self) -> str:
+        """Where this call's results live in the exchange, ending in a slash."""
+        return f"calls/{self.id}/"
+
+    @property
+    def cut_key(self) -> str:
+        """The key whose existence asks the function to stop and hand over its unfinished samples."""
+        return f"{self.prefix}cut"
+
+
+CACHES = "caches/"
+"""Of the keys and values that a cut hands over: `caches/<call id>/...` (functions/generate/moves.py). The orchestrator
+deletes them when the calls that go on with them have ended."""
+LEASES = "lease/"
+"""Of the keys that name the epochs taken so far, one each: `lease/000003` (orchestrator/run/lease.py)."""
+
+
+def hint_key(function: str) -> str:
+    """Where a function's Hint lies in the job's exchange."""
+    return f"hints/{function}"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What calls of `operation` want loaded: versions by role, as Call.weights names them."""
+
+    operation: str
+    weights: Mapping[str, Version]
+
+    def to_json(self) -> Json:
+        weights = {role: version.to_json() for role, version in self.weights.items()}
+        return {"operation": self.operation, "weights": weights}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Load:
+        try:
+            return cls(str(value["operation"]), {str(k): Version.from_json(v) for k, v in value["weights"].items()})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise WireError(f"not a Load: {value!r} (wants operation, weights)") from error
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What the next calls of a function will probably want: its replicas load it as they start
+    (functions/server/preload.py)."""
+
+    epoch: int
+    """Of the orchestrator's lease: what one before it has written is not to be followed."""
+    loads: Sequence[Load]
+
+    def to_json(self) -> Json:
+        return {"epoch": self.epoch, "loads": [load.to_json() for load in self.loads]}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Hint:
+        try:
+            return cls(int(value["epoch"]), [Load.from_json(load) for load in value["loads"]])
+        except (KeyError, TypeError, ValueError) as error:
+            reason = error if isinstance(error, WireError) else f"{value!r} (wants epoch, loads)"
+            raise WireError(f"not a Hint: {reason}") from error
+
+
+@dataclass(frozen=True)
+class FeedPart:
+    """A part of what a `train` call is fed while generation goes on (functions/train/feed.py)."""
+
+    samples: Sequence[Ref]
+    """What has come since the part before; of any groups."""
+    columns: Sequence[Ref]
+    groups: Sequence[int]
+    """Prompt groups whose samples and columns are all there now: they are trained on with this part."""
+    dropped: Sequence[tuple[int, int]] = ()
+    """(group, index) of samples of these groups that are left out."""
+    identity: str = ""
+    """In the last part alone: what the version is named after."""
+
+    def to_json(self) -> Json:
+        return {
+            "samples": [ref.to_json() for ref in self.samples],
+            "columns": [ref.to_json() for ref in self.columns],
+            "groups": list(self.groups),
+            "dropped": [list(key) for key in self.dropped],
+            "identity": self.identity,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> FeedPart:
+        try:
+            return cls(
+                samples=[Ref.from_json(ref) for ref in value["samples"]],
+                columns=[Ref.from_json(ref) for ref in value["columns"]],
+                groups=[int(group) for group in value["groups"]],
+                dropped=[(int(group), int(index)) for group, index in value["dropped"]],
+                identity=str(value["identity"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"not a FeedPart: {error!r}") from error
+
+
+EventKind = Literal["started", "progress", "samples", "cut", "done", "error"]
+EVENT_KINDS: frozenset[str] = frozenset(("started", "progress", "samples", "cut", "done", "error"))
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a function's answer. `done` or `error` is the last line of every whole stream.
+
+    started   {}                                        the call was accepted; models may still be loading
+    progress  {...}                                     at least every 5 s: the heartbeat
+    samples   ref of finished samples (SampleBatch) or of their columns (Columns); data: {"group", "index", ...}
+    cut       ref of unfinished samples (SampleBatch), after a cut was asked for; data: as of samples, and {"caches"}
+    done      ref of the whole result where there is one; data: statistics and results that are small
+    error     data: {"kind": "retryable" | "fatal", "message": one line}
+    """
+
+    kind: EventKind
+    ref: Ref | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_line(self) -> bytes:
+        """One JSON line. Non-finite numbers are refused (ValueError): they have no JSON form."""
+        ref = None if self.ref is None else self.ref.to_json()
+        value = {"kind": self.kind, "ref": ref, "data": dict(self.data)}
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes | str) -> Event:
+        try:
+            value = json.loads(line)
+            kind = value["kind"]
+            if kind not in EVENT_KINDS:
+                raise WireError(f"unknown event kind {kind!r}")
+            ref = value.get("ref")
+            return cls(kind, None if ref is None else Ref.from_json(ref), dict(value.get("data", {})))
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+            raise WireError(f"not an event line: {line[:200]!r}") from error

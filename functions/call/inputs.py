@@ -1,0 +1,39 @@
+"""The inputs of a call that are samples: read, joined, put in order."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from functions.base.samples import Columns, Finish, SampleBatch
+from functions.base.wire import Call
+from functions.call.function import FatalError
+from functions.exchange.base import Exchange
+
+
+def read_samples(call: Call, exchange: Exchange) -> SampleBatch:
+    """The call's finished samples, sorted by (group, index): in which parts and order they arrived does not matter.
+
+    Raises FatalError for a call without samples, with an unfinished sample, or with the same sample twice.
+    """
+    refs = call.inputs.get("samples", ())
+    if not refs:
+        raise FatalError(f"call {call.id}: operation {call.operation!r} wants inputs 'samples'")
+    batch = SampleBatch.concat([SampleBatch.decode(exchange.get(ref)) for ref in refs]).in_order()
+    if not len(batch):
+        raise FatalError(f"call {call.id}: its samples are empty")
+    keys = list(zip(batch.group.tolist(), batch.index.tolist(), strict=True))
+    for earlier, later in pairwise(keys):
+        if earlier == later:
+            raise FatalError(f"call {call.id}: sample (group {later[0]}, index {later[1]}) is given twice")
+    for row in (batch.finish == Finish.UNFINISHED).nonzero()[0][:1]:
+        raise FatalError(f"call {call.id}: sample (group {keys[row][0]}, index {keys[row][1]}) is unfinished")
+    return batch
+
+
+def read_columns(call: Call, batch: SampleBatch, exchange: Exchange) -> Columns:
+    """All columns that the call brings for `batch`, in its order."""
+    return Columns.align(batch, [Columns.decode(exchange.get(ref)) for ref in call.inputs.get("columns", ())])
+
+
+def sample_name(batch: SampleBatch, row: int) -> str:
+    return f"sample (group {batch.group[row]}, index {batch.index[row]})"

@@ -1,0 +1,390 @@
+"""The HTTP shell that every function shares: FastAPI around one Function object.
+
+    HTTP thread (uvicorn)                                main thread
+    POST /v1/call -- Attempt --> queue ----------------> Attempt.run: the function works
+         <--- event lines, heartbeats <----- send ------
+
+The function has the main thread: there its time limits can use signals, and its engines find what they expect. The
+HTTP thread beats the heart while the main thread computes, and hears SIGTERM at once (a wakeup descriptor, so that it
+need not wait for C code to return).
+
+POST /v1/call           Call (JSON) -> 200 and a stream of event lines; closing the request cancels the call
+                        401 no or a wrong token, 422 not a Call, 503 draining, or a call is open already
+GET  /healthz/live      200
+GET  /healthz/ready     200, or 503 while draining
+GET  /metrics           Prometheus text
+
+A call whose deadline passes ends in a *retryable* error: a hung device is the likely cause, what was finished is
+recorded, and a repeated call takes up the rest. SIGTERM drains: no new calls; the open one finishes, or is cut when
+the grace is near its end; then the process exits with 0. So does a broken replica (ReplicaBroken).
+
+Before its first call comes, the main thread loads what that will probably want (ahead.py); the replica is ready and
+idle meanwhile, a call that comes waits for the thread as it does behind another, and SIGTERM ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import math
+import os
+import queue
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from functions.base.logs import About, catch_printed, finish_printed, log_lines
+from functions.base.wire import Call, Event
+from functions.call import userfile
+from functions.call.function import Function
+from functions.exchange.base import Exchange, check_key
+from functions.exchange.open import open_exchange
+from functions.server import kinds
+from functions.server.attempt import Attempt, Outcome
+from functions.server.metrics import ReplicaMetrics
+from functions.server.preload import Ahead
+from functions.server.prometheus import CONTENT_TYPE
+from functions.server.settings import Settings
+
+log = logging.getLogger(__name__)
+
+STUCK_S = 60.0
+"""How long a cancelled call may go on before the process, of no use any more, ends itself."""
+STUCK_EXIT = 70
+ANSWERED_S = 1.0
+"""How long a call waits for the one before it to be closed: its caller may be gone without our knowing it yet."""
+
+
+@dataclass(eq=False)
+class Open:
+    """One call that is open here, seen from the HTTP thread."""
+
+    attempt: Attempt
+    lines: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+    """What the main thread sends; None when the attempt has ended."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    """The request is closed, by whichever side."""
+    since_s: float = field(default_factory=time.monotonic)
+    late: bool = False
+    """It went beyond its deadline."""
+
+    @property
+    def over(self) -> bool:
+        return self.ended.is_set() and self.answered.is_set()
+
+
+class EventStream(StreamingResponse):
+    """A stream that tells when it is closed, also when the caller had gone before its first line."""
+
+    def __init__(self, lines: AsyncIterator[bytes], closed: Callable[[], None]) -> None:
+        super().__init__(lines, media_type="application/x-ndjson", headers={"cache-control": "no-store"})
+        self.closed = closed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.closed()
+
+
+def problem(status: int, title: str, detail: str) -> JSONResponse:
+    """RFC 9457."""
+    body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+    headers = {"retry-after": "1"} if status == 503 else None
+    return JSONResponse(body, status, headers=headers, media_type="application/problem+json")
+
+
+class Server:
+    """The state of a replica as its HTTP thread sees it. `submit` hands an attempt to the main thread (None: leave);
+    `leave` ends the process, whatever the main thread does."""
+
+    def __init__(self, settings: Settings, submit: Callable[[Open | None], None], leave: Callable[[], None]) -> None:
+        self.settings = settings
+        self.submit = submit
+        self.leave = leave
+        self.started_s = time.monotonic()
+        self.open: Open | None = None
+        self.draining = False
+        self.loading = False
+        """The main thread loads ahead, for nobody yet. It sets this before it looks at `draining`."""
+        self.epoch = 0
+        self.accepted = 0
+        self.told = ReplicaMetrics(settings)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+
+    async def call(self, request: Request) -> Response:
+        token = self.settings.token
+        given = request.headers.get("authorization", "")
+        if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            return problem(401, "no or a wrong token", "send the job's token: Authorization: Bearer TOKEN")
+        if self.draining:
+            return problem(503, "draining", f"replica {self.settings.name} takes no new calls: it is being stopped")
+        try:
+            call = Call.from_json(await request.json())
+            check_key(call.prefix + "events")
+            if not (math.isfinite(call.deadline_s) and call.deadline_s > 0):
+                raise ValueError(f"deadline_s is {call.deadline_s}, wants a number of seconds above 0")
+        except (ValueError, RecursionError) as error:
+            return problem(422, "not a Call", " ".join(str(error).split()))
+        if call.epoch < self.epoch:
+            message = f"stale orchestrator: its lease has epoch {call.epoch}, epoch {self.epoch} has been seen here"
+            line = Event("error", data={"kind": "fatal", "message": message}).to_line()
+            return Response(line, media_type="application/x-ndjson")
+        if self.open is not None and not await _within(ANSWERED_S, self.open.answered):
+            detail = f"replica {self.settings.name} works on call {self.open.attempt.call.id}; one call at a time"
+            return problem(503, "busy", detail)
+        self.epoch = call.epoch
+        loop, lines = asyncio.get_running_loop(), asyncio.Queue[bytes | None]()
+        opened = Open(Attempt(call, lambda line: _post(loop, lines, line)), lines)
+        self.open = opened
+        self.submit(opened)  # behind one that was cancelled and has not ended yet
+        return EventStream(self._lines(opened), lambda: self._closed(opened))
+
+    async def _lines(self, opened: Open) -> AsyncIterator[bytes]:
+        attempt, begun_s = opened.attempt, opened.since_s
+        deadline_s = begun_s + attempt.call.deadline_s
+        about = {"replica": self.settings.name, "calls": self.accepted, "up_s": round(begun_s - self.started_s, 4)}
+        self.accepted += 1
+        yield Event("started", data=about).to_line()
+        while True:
+            now_s = time.monotonic()
+            if now_s >= deadline_s:
+                limit_s, opened.late = attempt.call.deadline_s, True
+                message = f"call {attempt.call.id} went beyond its deadline of {limit_s:g} s"
+                yield Event("error", data={"kind": "retryable", "message": message, "deadline_s": limit_s}).to_line()
+                return
+            try:
+                line = await asyncio.wait_for(opened.lines.get(), min(self.settings.heartbeat_s, deadline_s - now_s))
+            except TimeoutError:
+                elapsed_s = round(time.monotonic() - begun_s, 3)
+                yield Event("progress", data={"elapsed_s": elapsed_s, **attempt.progress}).to_line()
+                continue
+            if line is None:
+                return
+            yield line
+
+    def _closed(self, opened: Open) -> None:
+        """The request is closed: whatever the attempt still does is for nobody."""
+        opened.attempt.cancelled.set()
+        opened.answered.set()
+        self._leave_loading()
+        if opened.ended.is_set():
+            self._over(opened)
+        else:
+            task = asyncio.get_running_loop().create_task(self._await_end(opened))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _await_end(self, opened: Open) -> None:
+        if not await _within(STUCK_S, opened.ended):
+            log.error("call %s goes on %g s after it was cancelled: exit", opened.attempt.call.id, STUCK_S)
+            os._exit(STUCK_EXIT)
+
+    def ended(self, opened: Open, outcome: Outcome) -> None:
+        """The main thread is done with an attempt (called in the HTTP thread)."""
+        late = outcome == "cancelled" and opened.late
+        self.told.ended(opened.attempt, "deadline" if late else outcome, time.monotonic() - opened.since_s)
+        opened.ended.set()
+        opened.lines.put_nowait(None)
+        if outcome == "broken":
+            self.drain()
+        if opened.answered.is_set():
+            self._over(opened)
+
+    def _over(self, opened: Open) -> None:
+        if self.open is opened:
+            self.open = None
+            if self.draining:
+                self.submit(None)
+
+    # --- drain, health ---------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        if self.draining:
+            return
+        self.draining = True
+        self._leave_loading()
+        if self.open is None:
+            self.submit(None)
+        else:
+            grace_s = self.settings.grace_s
+            asyncio.get_running_loop().call_later(grace_s - min(10.0, grace_s / 3), self._cut_open)
+
+    def _leave_loading(self) -> None:
+        """Ends the process where it is to go, and loads for nobody."""
+        if self.draining and self.loading and (self.open is None or self.open.answered.is_set()):
+            log.info("told to go while it loads: exit")
+            self.leave()
+
+    def _cut_open(self) -> None:
+        if self.open is not None:
+            self.open.attempt.cut.set()
+
+    def metrics(self) -> str:
+        return self.told.text("draining" if self.draining else "idle" if self.open is None else "busy")
+
+    def app(self) -> FastAPI:
+        app = FastAPI(title="rlhf-orchestrate function", docs_url=None, redoc_url=None, openapi_url=None)
+
+        async def live() -> Response:
+            return PlainTextResponse("ok\n")
+
+        async def ready() -> Response:
+            return problem(503, "draining", "takes no new calls") if self.draining else PlainTextResponse("ok\n")
+
+        async def metrics() -> Response:
+            return PlainTextResponse(self.metrics(), media_type=CONTENT_TYPE)
+
+        app.add_api_route("/v1/call", self.call, methods=["POST"], response_model=None)
+        app.add_api_route("/healthz/live", live, methods=["GET"], response_model=None)
+        app.add_api_route("/healthz/ready", ready, methods=["GET"], response_model=None)
+        app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None)
+        return app
+
+    def shell(self) -> uvicorn.Server:
+        return uvicorn.Server(uvicorn.Config(
+            self.app(), loop="asyncio", http="httptools", ws="none", lifespan="off", log_config=None,
+            access_log=False, timeout_graceful_shutdown=10, backlog=128,
+        ))  # fmt: skip
+
+
+async def _within(timeout_s: float, event: asyncio.Event) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _post(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[bytes | None], line: bytes) -> None:
+    loop.call_soon_threadsafe(lines.put_nowait, line)
+
+
+# --- the process -----------------------------------------------------------------------------------------------------
+
+
+def serve(settings: Settings, listener: socket.socket) -> None:
+    """Runs a replica on `listener` (bound and listening) until it has drained. Main thread only."""
+    about = About({"job": settings.job, "function": settings.function or settings.kind, "replica": settings.name})
+    log_lines(about)
+    catch_printed()
+    attempts: queue.SimpleQueue[Open | None] = queue.SimpleQueue()
+    scratch = settings.scratch or tempfile.mkdtemp(prefix="rlhf-function-")
+
+    def leave() -> None:
+        finish_printed()
+        if not settings.scratch:
+            shutil.rmtree(scratch, ignore_errors=True)
+        os._exit(0)
+
+    server = Server(settings, attempts.put, leave)
+    shell = server.shell()
+    started: queue.SimpleQueue[asyncio.AbstractEventLoop] = queue.SimpleQueue()
+    woken, wakeup = socket.socketpair()
+    woken.setblocking(False)
+    wakeup.setblocking(False)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(woken, on_signal)
+        loop.call_soon(started.put, loop)
+        await shell.serve(sockets=[listener])
+
+    def on_signal() -> None:
+        with contextlib.suppress(BlockingIOError):
+            if set(woken.recv(64)) & {signal.SIGTERM, signal.SIGINT}:
+                server.drain()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: None)  # heard through the wakeup descriptor
+    signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+    thread = threading.Thread(target=asyncio.run, args=(main(),), name="http", daemon=True)
+    thread.start()
+    loop = started.get()
+    try:
+        _work(settings, scratch, attempts, server, about, loop)
+    finally:
+        finish_printed()
+        shell.should_exit = True
+        thread.join()
+        if not settings.scratch:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _work(
+    settings: Settings,
+    scratch: str,
+    attempts: queue.SimpleQueue[Open | None],
+    server: Server,
+    about: About,
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    """The main thread: loads the function, then runs one attempt after the other."""
+    made: dict[str, Function] = {}
+    opened: dict[str, Exchange] = {}
+
+    def function() -> Function:
+        if "it" not in made:
+            made["it"] = kinds.build(settings.kind, settings.options)
+            server.told.built()
+        return made["it"]
+
+    def exchange() -> Exchange:
+        if "it" not in opened:
+            opened["it"] = open_exchange(settings.exchange, settings.job)
+        return opened["it"]
+
+    userfile.carried_by(lambda key: exchange().durable.get(key))
+    ahead, first = Ahead(), True
+    with contextlib.suppress(Exception):  # the calls say what is wrong; loading begins before the first of them comes
+        function()
+        server.loading = True
+        if not server.draining and attempts.empty():
+            ahead.load(function(), exchange, about.process["function"], scratch, attempts.empty)
+    server.loading = False
+    finish_printed()
+    if ahead.broken:  # a call that has come is lost, and made again elsewhere
+        server.leave()
+    server.told.loaded(ahead)
+    while (it := attempts.get()) is not None:
+        call = it.attempt.call
+        if first:
+            ahead.tell(it.attempt, it.since_s)
+            first = False
+        about.call = {"step": call.step, "call": call.id} | ({"trace": it.attempt.meter.trace_id} if call.trace else {})
+        log.info("%s begins", call.operation)
+        outcome = it.attempt.run(function, exchange, scratch)
+        finish_printed()
+        log.info("%s ends: %s after %.3f s", call.operation, outcome, it.attempt.meter.now_s())
+        about.call = {}
+        loop.call_soon_threadsafe(server.ended, it, outcome)
+
+
+def set_threads(threads: int) -> None:
+    """Threads of the numeric libraries: by environment for those not loaded yet, by call for torch if it is."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(threads)
+
+
+def main() -> None:
+    settings, where = Settings.from_command_line(sys.argv[1:])
+    set_threads(settings.threads)
+    serve(settings, where.listen())

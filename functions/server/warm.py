@@ -1,0 +1,203 @@
+"""The warm parent: one process that has the libraries loaded, from which replicas are forked.
+
+    orchestrator  -- {"start": {...}} -->  warm parent  -- listen, fork -->  replica (server.serve)
+                  <-- started, exited --       |
+                  (a socket at standard input; JSON lines; when it closes, all replicas are killed and the parent ends)
+
+    in:   {"start": {"socket": path, "log": path, "settings": {...}}}    {"kill": name}
+    out:  {"ready": {"threads", "rss_mb", "seconds"}}    {"started": {"name", "pid", "fork_s"}}
+          {"failed": {"name", "message"}}    {"exited": {"name", "code"}}      code as subprocess: -9 for SIGKILL
+
+Forking is safe because the parent has one thread: numeric libraries are held to one before they load, nothing that
+starts a thread is used, and a parent that has more than one after loading says so and ends. `gc.freeze()` keeps the
+collector of the replicas off the shared pages. A replica's socket listens before the fork, so its caller need not wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from selectors import EVENT_READ, DefaultSelector
+from typing import Any, NoReturn
+
+from functions.server.settings import Settings, die_with_parent, listen_unix
+
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking for CUDA must not initialize it before a fork
+}
+
+
+class WarmParent:
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.replicas: dict[int, str] = {}
+        """Names of the replicas that exist, by pid."""
+        self.woken, self.wakeup = socket.socketpair()
+        for end in (self.woken, self.wakeup):
+            end.setblocking(False)
+
+    def run(self) -> None:
+        """Serves until the control socket closes or SIGTERM comes."""
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda _number, _frame: None)  # heard through the wakeup descriptor
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.set_wakeup_fd(self.wakeup.fileno(), warn_on_full_buffer=False)
+        rest = b""
+        with DefaultSelector() as selector:
+            selector.register(self.control, EVENT_READ)
+            selector.register(self.woken, EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is self.woken:
+                        numbers = self.woken.recv(4096)
+                        self.reap()
+                        if signal.SIGTERM in numbers:
+                            return
+                        continue
+                    received = self.control.recv(1 << 16)
+                    if not received:
+                        return
+                    *lines, rest = (rest + received).split(b"\n")
+                    for line in lines:
+                        self.obey(json.loads(line))
+
+    def obey(self, message: Mapping[str, Any]) -> None:
+        if "start" in message:
+            self.start(**message["start"])
+        else:
+            for pid, name in self.replicas.items():
+                if name == message["kill"]:
+                    kill(pid)
+
+    def start(self, settings: Mapping[str, Any], socket: str, log: str) -> None:
+        begun_s = time.perf_counter()
+        name, own = settings["name"], os.getpid()
+        try:
+            listener = listen_unix(socket)
+            with listener:
+                pid = os.fork()
+                if pid == 0:
+                    self.replica(Settings(**settings), listener, log, own)
+        except OSError as error:
+            self.tell({"failed": {"name": name, "message": f"cannot start a process: {error}"}})
+            return
+        self.replicas[pid] = name
+        self.tell({"started": {"name": name, "pid": pid, "fork_s": round(time.perf_counter() - begun_s, 6)}})
+
+    def replica(self, settings: Settings, listener: socket.socket, log: str, parent: int) -> NoReturn:
+        """The child of `parent`, which may be gone already. Never returns into the parent's code."""
+        code = 1
+        try:
+            os.setsid()
+            die_with_parent(parent)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (self.control, self.woken, self.wakeup):
+                end.close()
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for target, source in ((0, nothing), (1, output), (2, output)):
+                os.dup2(source, target)
+            from functions.server.app import serve, set_threads
+
+            set_threads(settings.threads)
+            serve(settings, listener)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def reap(self) -> None:
+        while self.replicas:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            name = self.replicas.pop(pid)
+            self.tell({"exited": {"name": name, "code": os.waitstatus_to_exitcode(status)}})
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the read that follows sees the end
+            self.control.sendall(json.dumps(message).encode() + b"\n")
+
+    def end(self) -> None:
+        for pid in self.replicas:
+            kill(pid)
+        for pid in self.replicas:
+            os.waitpid(pid, 0)
+
+
+def kill(pid: int) -> None:
+    """Kills a replica and what it has started (it leads a process group of its own, once it has come so far)."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        os.kill(pid, signal.SIGKILL)
+
+
+def preload(kinds: Sequence[str]) -> None:
+    """Loads what replicas of these kinds need. A kind that cannot be loaded is left to its replicas, who say why."""
+    from functions.call.function import FatalError
+    from functions.server import kinds as functions_kinds
+    from functions.server.warmup import warm_functions, warm_server
+
+    warm_server()
+    for kind in kinds:
+        with contextlib.suppress(FatalError):
+            functions_kinds.load(kind)
+    if {"generate", "reference", "train"} & set(kinds):
+        warm_functions(kinds)
+
+
+def rss_mb() -> float:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m functions.server.warm", description=__doc__.partition("\n")[0])
+    parser.add_argument("--parent", type=int, required=True, help="pid of the orchestrator")
+    parser.add_argument("--vllm", action="store_true", help="load vLLM too")
+    parser.add_argument("kinds", nargs="*", help="kinds of functions to load")
+    given = parser.parse_args()
+    begun_s = time.perf_counter()
+    os.setsid()
+    die_with_parent(given.parent)
+    os.environ.update(ONE_THREAD)
+    preload(given.kinds)
+    if given.vllm:
+        from functions.generate.vllm import start as vllm_start
+
+        vllm_start.preload()
+    parent = WarmParent(socket.socket(fileno=os.dup(0)))
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        sys.exit(f"the warm parent has {threads} threads after loading {' '.join(given.kinds)}: a fork is not safe")
+    gc.collect()
+    gc.freeze()
+    seconds = time.perf_counter() - begun_s
+    parent.tell({"ready": {"threads": threads, "rss_mb": round(rss_mb(), 1), "seconds": round(seconds, 3)}})
+    try:
+        parent.run()
+    finally:
+        parent.end()
+
+
+if __name__ == "__main__":
+    main()

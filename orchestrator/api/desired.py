@@ -1,0 +1,44 @@
+"""`api.json` in a run directory: what the API was asked to do with the run. All else is in the run's own files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from orchestrator.base.errors import RunError
+from orchestrator.run.directory import write_atomically
+
+FILE = "api.json"
+Wanted = Literal["run", "stop", "rest"]
+"""run: to its end; stop: is being cancelled; rest: nothing."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    name: str
+    """The job's name as it was submitted; in its run directory the job is called by its id."""
+    created_at: float
+    """Unix seconds."""
+    wanted: Wanted = "rest"
+    launches: int = 0
+    launched_after: int | None = None
+    """The last event's id when it was launched; None: to be launched."""
+    restarts: int = 0
+    """Launches after its orchestrator was killed, since the last submit or resume."""
+
+    def write(self, directory: Path) -> None:
+        write_atomically(directory / FILE, json.dumps(dataclasses.asdict(self)).encode() + b"\n")
+
+    @classmethod
+    def read(cls, directory: Path) -> Wish:
+        """Of a run that `rlhf-orchestrate run` made: at rest, named as its directory."""
+        path = directory / FILE
+        try:
+            return cls(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            return cls(directory.name, (directory / "run.json").stat().st_mtime)
+        except (OSError, ValueError, TypeError) as error:
+            raise RunError(f"{path}: cannot be read: {error}") from error

@@ -1,0 +1,120 @@
+"""`GET /metrics` in Prometheus' text format: the jobs, and the API's own requests.
+
+What a job's orchestrator counts comes from its run directory (telemetry/job_metrics.py). The label of a job is
+`job_id`: `job` is Prometheus' own word for what it scrapes. A job that has ended and is at rest counts by state only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from functions.server.prometheus import Metric, Values, text
+from orchestrator.api.jobs import STATES, Job
+from orchestrator.base.errors import RunError
+from orchestrator.telemetry.job_metrics import FILE, read_values
+from orchestrator.telemetry.job_metrics import METRICS as OWN_METRICS
+
+FIRST_BYTE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+REQUESTS = Metric("rlhf_api_requests_total", "counter", "Requests that were answered.", ("method", "route", "status"))
+FIRST_BYTE = Metric("rlhf_api_first_byte_seconds", "histogram", "Seconds to the first byte of an answer.", (),
+                    FIRST_BYTE_S)  # fmt: skip
+JOBS = Metric("rlhf_jobs", "gauge", "Jobs by state.", ("state",))
+STATE = Metric("rlhf_job_state", "gauge", "1: the job's state, its name and its recipe.", ("state", "name", "recipe"))
+STEP = Metric("rlhf_job_step", "gauge", "Last committed step.")
+STEPS = Metric("rlhf_job_steps", "gauge", "Steps of the job.")
+COST = Metric("rlhf_job_cost_usd", "gauge", "Cost as of the last look into the books.")
+BUDGET = Metric("rlhf_job_step_budget_usd", "gauge", "What a step may cost (planner.budget_usd); absent without one.")
+LAST_STEP = Metric("rlhf_job_last_step_timestamp_seconds", "gauge", "When its last step was committed; before the "
+                   "first, when it was started.")  # fmt: skip
+FAILURES = Metric("rlhf_job_scorer_failures_total", "counter", "Samples dropped because their scorer failed.")
+EXECUTIONS = Metric("rlhf_job_executions_total", "counter", "Times an orchestrator has begun to work on it.")
+REPLICAS = Metric("rlhf_job_replicas", "gauge", "Replicas that exist, by state: starting, idle, busy, draining.",
+                  ("function", "state"))  # fmt: skip
+BOUND = Metric("rlhf_job_rollout_mismatch_bound", "gauge", "Above it nothing is trained "
+               "(algorithm.max_rollout_logprob_diff); absent where the job sets none.")  # fmt: skip
+
+API_METRICS = (REQUESTS, FIRST_BYTE)
+JOB_METRICS = (STATE, STEP, STEPS, COST, BUDGET, LAST_STEP, FAILURES, EXECUTIONS, REPLICAS, BOUND, *OWN_METRICS)
+METRICS = (JOBS, *JOB_METRICS, *API_METRICS)
+
+
+class RequestMetrics:
+    """Counts requests by method, route and status, and their times to the first byte of the answer."""
+
+    def __init__(self) -> None:
+        self.values = Values()
+
+    def add(self, method: str, route: str, status: int, seconds: float) -> None:
+        self.values.add(REQUESTS, 1, method, route, str(status))
+        self.values.observe(FIRST_BYTE, seconds)
+
+    def text(self) -> str:
+        return text(API_METRICS, [(self.values, {})])
+
+
+class Measured:
+    """ASGI middleware that feeds RequestMetrics."""
+
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun_s = time.monotonic()
+
+        async def measured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "none")
+                self._metrics.add(scope["method"], route, message["status"], time.monotonic() - begun_s)
+            await send(message)
+
+        await self._app(scope, receive, measured)
+
+
+def jobs_text(jobs: Iterable[Job], runs: Path) -> str:
+    """All metrics of the jobs whose run directories lie in `runs`."""
+    listed = list(jobs)
+    states, values = Counter(job.state for job in listed), Values()
+    for state in STATES:
+        values.set(JOBS, states[state], state)
+    groups: list[tuple[Values, Mapping[str, str]]] = []
+    for job in (job for job in listed if not job.settled):
+        constant = {"job_id": job.id}
+        groups.append((job_values(job), constant))
+        try:
+            own = read_values(runs / job.id / FILE)
+        except RunError:  # of another version: its orchestrator says so; the other jobs have their metrics
+            own = None
+        if own is not None:
+            groups.append((own, constant))
+    return text((JOBS,), [(values, {})]) + text(JOB_METRICS, groups)
+
+
+def job_values(job: Job) -> Values:
+    """What a job's configuration and events say."""
+    values, summary = Values(), job.summary
+    values.set(STATE, 1, job.state, job.wish.name or job.config.name, job.config.recipe)
+    values.set(STEPS, job.config.steps)
+    values.set(FAILURES, summary.sample_failures)
+    values.set(EXECUTIONS, summary.execution)
+    now = (job.now or {}).get("usd")
+    last = summary.commits[-1].time if summary.commits else summary.started_at
+    for metric, value in (
+        (STEP, summary.step), (COST, summary.cost_usd if now is None else now), (LAST_STEP, last),
+        (BUDGET, job.config.planner.budget_usd), (BOUND, job.config.algorithm.get("max_rollout_logprob_diff")),
+    ):  # fmt: skip
+        if value is not None:
+            values.set(metric, float(value))
+    if job.alive:
+        lives = [life for life in (job.now or {}).get("lives", ()) if life["stop_s"] is None]
+        counts = Counter((life["function"], life["phases"][-1][0]) for life in lives if life["phases"])
+        for (function, state), count in counts.items():
+            values.set(REPLICAS, count, function, state)
+    return values

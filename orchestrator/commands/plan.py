@@ -1,0 +1,117 @@
+"""`rlhf-orchestrate plan JOB`: what a step and the job will take and cost, as tables and as a picture.
+
+plan job.toml                      by the roofline of [planner] gpu
+plan job.toml --run runs/job       by what a run of the job took
+plan job.toml --picture plan.svg   T(N), C(N) and the replicas of a step, drawn
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+from orchestrator.base.errors import RunError
+from orchestrator.commands import svg as pictures
+from orchestrator.commands.forecast import Forecast, forecast
+from orchestrator.commands.tables import number
+from orchestrator.job.config import JobConfig, load_job
+from orchestrator.planner.base import StepPlan
+from orchestrator.run.directory import RunDirectory
+from orchestrator.session.session import prepare
+from orchestrator.session.terminal_view import dollars, duration
+
+
+def plan_parser(commands: Any) -> None:
+    parser = commands.add_parser("plan", help="what a step and the job will take and cost")
+    parser.add_argument("job", type=Path, help="job file (TOML)")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings over those of the file")
+    parser.add_argument("--run", type=Path, help="directory of a run of this job to predict by")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the curve and a step's replicas")
+    parser.set_defaults(command=_plan)
+
+
+def _plan(given: argparse.Namespace) -> int:
+    job = load_job(given.job, given.overrides)
+    found = forecast(prepare(job), None if given.run is None else RunDirectory.open(given.run))
+    Console().print(plan_table(job, found), highlight=False)
+    if given.picture is not None:
+        write_picture(given.picture, plan_picture(job, found))
+    return 0
+
+
+def plan_table(job: JobConfig, found: Forecast) -> RenderableType:
+    unit = unit_of(job)
+    head = Table.grid(padding=(0, 2))
+    head.add_row("job", f"{job.name} ({job.recipe}), {job.steps} steps, policy {job.planner.policy}{_goal(job)}")
+    head.add_row("predicted from", found.basis)
+    if found.unknown:
+        head.add_row("not in it", f"{', '.join(found.unknown)}: nothing is known of the time they take")
+    head.add_row("first step", _step(found.first, unit))
+    head.add_row("later steps", _step(found.steady, unit))
+    priced = f", {dollars(found.job_usd)}" if unit == "USD" else ""
+    head.add_row("job", f"{duration(found.job_s)}{priced}, without validation")
+    if unit != "USD" and not any(f.gpus for f in job.functions.values()):
+        head.add_row("cost", "not known: no prices are set (functions.<name>.usd_per_hour)")
+    replicas = Table("function", "replicas over a later step", box=SIMPLE)
+    for name in dict.fromkeys(life.function for life in found.lives):
+        changes = steps_of([life for life in found.lives if life.function == name])
+        replicas.add_row(name, ", ".join(f"{count} at {at_s:.3g} s" for at_s, count in changes))
+    curve = Table(box=SIMPLE, title="replicas of generate", title_justify="left")
+    for title in ("N", "T(N) s", f"C(N) {unit}", ""):
+        curve.add_column(title, justify="right")
+    for point in found.curve:
+        cost = point.cost_usd if unit == "USD" else point.gpu_s
+        mark = "<- chosen" if point is found.chosen else ""
+        curve.add_row(str(point.replicas), number(point.time_s), number(cost), mark)
+    return Group(head, replicas, curve)
+
+
+def steps_of(lives: Sequence[pictures.Life]) -> list[tuple[float, int]]:
+    """When the number of replicas changes, and to what."""
+    count, found = 0, dict[float, int]()
+    edges = [(life.start_s, 1) for life in lives] + [(life.stop_s, -1) for life in lives]
+    for at_s, change in sorted(edges):
+        count += change
+        found[at_s] = count
+    return list(found.items())
+
+
+def plan_picture(job: JobConfig, found: Forecast) -> str:
+    step_s = found.steady.predicted_step_s or 0.0
+    title = f"{job.name}, policy {job.planner.policy}: replicas of a step of {step_s:.4g} s"
+    return pictures.figure(
+        [pictures.curve(found.curve, found.chosen, unit=unit_of(job)), pictures.gantt(title, found.lives)]
+    )
+
+
+def write_picture(path: Path, picture: str) -> None:
+    """Raises RunError where the file cannot be written."""
+    try:
+        path.write_text(picture)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def unit_of(job: JobConfig) -> str:
+    """Dollars where the job names prices, else GPU-seconds."""
+    return "USD" if any(f.usd_per_hour for f in job.functions.values()) else "GPU s"
+
+
+def _goal(job: JobConfig) -> str:
+    planner = job.planner
+    goal: list[str] = [] if planner.policy != "ours" else [planner.objective or "knee"]
+    goal += [] if planner.deadline_s is None else [f"deadline {planner.deadline_s:g} s"]
+    goal += [] if planner.budget_usd is None else [f"budget {dollars(planner.budget_usd)}"]
+    return f" ({', '.join(goal)})" if goal else ""
+
+
+def _step(plan: StepPlan, unit: str) -> str:
+    chosen = next(point for point in plan.curve if point.replicas == plan.chosen)
+    cost = dollars(chosen.cost_usd) if unit == "USD" else f"{number(chosen.gpu_s)} GPU s"
+    return f"{number(plan.predicted_step_s)} s, {cost}"

@@ -1,0 +1,149 @@
+"""`rlhf-orchestrate simulate SCENARIO`: policies side by side, on the real loop in virtual time.
+
+simulate 3b-grpo-gpqa                        the built-in scenarios are listed by `simulate list`
+simulate my.toml --policy ours --steps 30    a scenario of your own (orchestrator/simulation/scenarios.py)
+simulate runs/job                            a run that was made, again: its lengths, its functions' measured times
+simulate 3b-grpo-gpqa --picture gantt.svg    replicas' lives over the last two steps of each of the loop's policies
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.base.errors import ConfigError, RunError
+from orchestrator.commands.plan import write_picture
+from orchestrator.commands.svg import Life, figure, gantt
+from orchestrator.commands.tables import number
+from orchestrator.planner.policies import POLICIES, policy
+from orchestrator.planner.scaling import OBJECTIVES, Goal, Unmet
+from orchestrator.run.directory import RunDirectory
+from orchestrator.simulation import tail_batching
+from orchestrator.simulation.job import Outcome, simulate
+from orchestrator.simulation.lengths import Lognormal
+from orchestrator.simulation.replay import replay
+from orchestrator.simulation.scenario import Scenario
+from orchestrator.simulation.scenarios import find_scenario, names
+from orchestrator.simulation.tail_batching import Rounds
+
+BASE = "serverful"
+"""What the others are compared with."""
+OURS = "ours"
+"""The policy that decides by what was asked for."""
+SHOWN_STEPS = 2
+NAMES = (*POLICIES, tail_batching.NAME)
+
+
+def simulate_parser(commands: Any) -> None:
+    parser = commands.add_parser("simulate", help="policies side by side, in virtual time")
+    parser.add_argument("scenario", help="a built-in scenario, a TOML file, a run's directory, or `list`")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        choices=NAMES,
+        help="compare only these with serverful (repeatable)",
+    )
+    parser.add_argument("--objective", choices=OBJECTIVES, default="knee", help="what `ours` decides for")
+    parser.add_argument("--deadline-s", type=float, help="a step of `ours` may not take longer")
+    parser.add_argument("--budget-usd", type=float, help="a step of `ours` may not cost more")
+    parser.add_argument("--steps", type=int, help="instead of the scenario's")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the last two steps of each policy")
+    parser.set_defaults(command=_simulate)
+
+
+def _simulate(given: argparse.Namespace) -> int:
+    if given.scenario == "list":
+        print("\n".join(names()))
+        return 0
+    path = Path(given.scenario)
+    scenario = replay(RunDirectory.open(path)) if path.is_dir() else find_scenario(given.scenario)
+    if given.steps is not None:
+        if given.steps < 1:
+            raise ConfigError(f"--steps: got {given.steps} (wants >= 1)")
+        scenario = replace(scenario, steps=given.steps)
+    try:
+        goal = Goal(given.objective, given.deadline_s, given.budget_usd)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    others = [name for name in POLICIES if name != BASE and (given.policy is None or name in given.policy)]
+    drawn = isinstance(scenario.lengths, Lognormal)
+    if not drawn and tail_batching.NAME in (given.policy or ()):
+        raise ConfigError(
+            f"--policy {tail_batching.NAME}: begins more responses than it keeps, and a trace has no lengths of those "
+            "(wants a scenario with lengths.mean and lengths.sigma)"
+        )
+    if OURS not in others and goal != Goal():
+        raise ConfigError(f"--objective, --deadline-s and --budget-usd are for {OURS}, which is not among the policies")
+    try:
+        outcomes = [
+            simulate(scenario, scenario.adapted(policy(name)), goal=goal if name == OURS else None)
+            for name in (BASE, *others)
+        ]
+    except Unmet as error:
+        raise RunError(f"planner: {error}") from None
+    rounds = [tail_batching.tail_batching(scenario)] if drawn and tail_batching.NAME in (given.policy or NAMES) else []
+    Console().print(outcome_table(scenario, [*outcomes, *rounds]), highlight=False)
+    if given.picture is not None:
+        write_picture(given.picture, outcome_picture(scenario, outcomes))
+    return 0
+
+
+def outcome_table(scenario: Scenario, outcomes: Sequence[Outcome | Rounds]) -> Table:
+    """Means over all steps; the first outcome is what the others are compared with."""
+    title = f"{scenario.name}: {scenario.gpus} x {scenario.device.name}, {len(outcomes[0].step_s)} steps"
+    table = Table("policy", box=SIMPLE, title=title, title_justify="left")
+    for column in ("step s", "speed", "GPU s a step", f"against {outcomes[0].policy}", "USD a step"):
+        table.add_column(column, justify="right")
+    base_s, base_gpu_s = _means(outcomes[0])
+    price = scenario.device.usd_per_hour
+    for outcome in outcomes:
+        step_s, gpu_s = _means(outcome)
+        usd = "-" if price is None else number(gpu_s * price / 3600.0)
+        change = f"{100 * (gpu_s / base_gpu_s - 1):+.1f} %"
+        table.add_row(outcome.policy, number(step_s), f"{base_s / step_s:.2f} x", number(gpu_s), change, usd)
+    return table
+
+
+def _means(outcome: Outcome | Rounds) -> tuple[float, float]:
+    steps = len(outcome.step_s)
+    return sum(outcome.step_s) / steps, outcome.total_gpu_s / steps
+
+
+def outcome_picture(scenario: Scenario, outcomes: Sequence[Outcome]) -> str:
+    """A Gantt chart for each policy, all with one time scale; dashed where a step ends."""
+    span_s = max(o.plans[-1].stop_s - _begin_s(o) for o in outcomes)
+    panels = []
+    for outcome in outcomes:
+        begin_s = _begin_s(outcome)
+        shown = outcome.plans[-SHOWN_STEPS:]
+        bars = "calls, on GPUs held throughout" if policy(outcome.policy).colocated else "lives of replicas"
+        times = ", ".join(f"{o.stop_s - o.start_s:.3g} s" for o in shown)
+        title = f"{scenario.name}, {outcome.policy}: {bars}; steps of {times}"
+        marks = [o.stop_s - begin_s for o in shown]
+        panels.append(gantt(title, shown_lives(scenario, outcome), span_s=span_s, marks_s=marks))
+    return figure(panels)
+
+
+def shown_lives(scenario: Scenario, outcome: Outcome) -> list[Life]:
+    """Lives that reach into the last steps, as far as they do; of GPUs that are held for the whole job, the calls."""
+    begin_s, end_s = _begin_s(outcome), outcome.plans[-1].stop_s
+    order = [spec.name for spec in scenario.specs(policy(outcome.policy))]
+    spans: list[tuple[str, float, float | None]] = [(u.function, u.started_s, u.stopped_s) for u in outcome.usage]
+    if policy(outcome.policy).colocated:
+        spans = [(s.function, s.start_s, s.stop_s) for s in outcome.spans]
+    return [
+        Life(name, max(start_s, begin_s) - begin_s, min(end_s if stop_s is None else stop_s, end_s) - begin_s)
+        for name, start_s, stop_s in sorted(spans, key=lambda span: order.index(span[0]))
+        if start_s < end_s and (stop_s is None or stop_s > begin_s)
+    ]
+
+
+def _begin_s(outcome: Outcome) -> float:
+    return outcome.plans[-SHOWN_STEPS:][0].start_s

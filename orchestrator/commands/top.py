@@ -1,0 +1,71 @@
+"""`rlhf-orchestrate top`: the jobs of a server, live on a terminal, once elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from orchestrator.api.client import check
+from orchestrator.base.errors import RunError
+from orchestrator.session.terminal_view import dollars, duration
+
+EVERY_S = 1.0
+SHOWN = 50
+ASKED = 1000
+COLORS = {
+    "running": "green", "queued": "yellow", "interrupted": "yellow", "succeeded": "dim", "failed": "red",
+    "cancelled": "dim",
+}  # fmt: skip
+
+
+def top(client: httpx.Client, console: Console) -> None:
+    """Until Ctrl-C on a terminal. Raises RunError where no server answers, Refused where it refuses."""
+    if not console.is_terminal:
+        console.print(table(_jobs(client), time.time()))
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(table(_jobs(client), time.time()), refresh=True)
+            try:
+                time.sleep(EVERY_S)
+            except KeyboardInterrupt:
+                return
+
+
+def _jobs(client: httpx.Client) -> list[dict[str, Any]]:
+    try:
+        response = client.get("/v1/jobs", params={"limit": ASKED})
+    except httpx.TransportError as error:
+        raise RunError(f"{client.base_url}: no server answers ({error})") from error
+    check(response)
+    jobs: list[dict[str, Any]] = response.json()["jobs"]
+    return jobs
+
+
+def table(jobs: list[dict[str, Any]], now: float) -> Table:
+    """The first of the jobs as the API lists them; those that have not ended come first."""
+    shown = Table(box=SIMPLE)
+    for title, justify in (("job", "left"), ("state", "left"), ("step", "right"), ("reward", "right"),
+                           ("cost", "right"), ("time", "right"), ("now", "left")):  # fmt: skip
+        shown.add_column(title, justify="right" if justify == "right" else "left", no_wrap=title != "now")
+    for job in sorted(jobs, key=lambda job: job["ended_at"] is not None)[:SHOWN]:
+        reward = job["metrics"].get("critic/score/mean")
+        began = job["started_at"]
+        replicas = " ".join(f"{name} {count}" for name, count in job["replicas"].items() if count)
+        shown.add_row(
+            job["id"],
+            job["state"],
+            f"{'-' if job['step'] is None else job['step']}/{job['steps']}",
+            "-" if reward is None else f"{reward:.3f}",
+            "-" if job["cost_usd"] is None else dollars(job["cost_usd"]),
+            "-" if began is None else duration((job["ended_at"] or now) - began),
+            job["message"] or replicas,
+            style=COLORS[job["state"]],
+        )
+    return shown

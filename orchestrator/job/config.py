@@ -1,0 +1,372 @@
+"""The job: frozen, typed, validated when it is built. TOML in, errors with the key's path out.
+
+    job = load_job(Path("job.toml"), overrides=["rollout.n=16"])
+
+Paths in a job file are relative to the file. The resolved job (all defaults filled in, paths absolute) is written to
+the run directory; `resume` reads that one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import tomli_w
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from orchestrator.base.errors import ConfigError
+from orchestrator.base.section import Section
+from orchestrator.job.telemetry import TelemetryConfig
+from orchestrator.planner.base import TAIL
+from orchestrator.planner.devices import device
+from orchestrator.planner.policies import POLICIES
+from orchestrator.platforms.config import PlatformConfig
+
+FUNCTIONS = ("generate", TAIL, "reward", "reference", "critic", "cost-critic", "train", "train-critic",
+             "train-cost-critic")  # fmt: skip
+"""All that a job may have; its recipe says which are used."""
+
+
+class ModelConfig(Section):
+    """The policy."""
+
+    path: str
+    """A Hugging Face directory of a causal language model with a `tokenizer.json`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    lora_rank: int = Field(0, ge=0)
+    """0 trains all weights; above, only adapters of this rank."""
+    lora_alpha: float = Field(16.0, gt=0)
+
+
+class DataConfig(Section):
+    train: str
+    """JSONL or parquet with prompts; verl's, TRL's and OpenRLHF's columns are read as they are."""
+    validation: str | None = None
+    validation_fraction: float = Field(0.0, ge=0, lt=1)
+    """Share of `train` held out where there is no `validation` file."""
+    prompts_per_step: int = Field(16, ge=1)
+    max_prompt_length: int = Field(1024, ge=1)
+    """In tokens, after the chat template."""
+    over_long: Literal["error", "drop"] = "error"
+    """What to do with prompts over the limit: they are counted and named either way."""
+    shuffle: bool = True
+
+
+class RolloutConfig(Section):
+    n: int = Field(8, ge=1)
+    """Samples per prompt."""
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    max_response_length: int = Field(512, ge=1)
+    engine: Literal["auto", "torch", "transformers", "vllm"] = "auto"
+    vllm: Mapping[str, Any] = {}
+    """Settings of the vLLM engine (docs/vllm.md), for example `kv_cache_mb`."""
+    slots: int = Field(64, ge=1)
+    """Samples that one replica decodes at a time."""
+
+
+class RewardConfig(Section):
+    score: str = "rule:exact"
+    """`rule:<name>`, `<file.py>:<function>`, `model`, or the URL of a remote scorer."""
+    model: str | None = None
+    """Directory of a sequence-classification reward model, with score = "model"."""
+    on_error: Literal["fail", "drop"] = "fail"
+    """What a sample whose scorer failed does: fails the step, or is dropped and counted. It never becomes 0."""
+    timeout_s: float = Field(60.0, gt=0)
+    """For one sample."""
+
+
+class ValidationConfig(Section):
+    every: int = Field(10, ge=0)
+    """Steps between validations; 0: never. The last step is always validated when this is not 0."""
+    at_start: bool = True
+    n: int = Field(1, ge=1)
+    temperature: float = Field(0.0, ge=0)
+    """0 is greedy."""
+
+
+class OptimConfig(Section):
+    """AdamW; the names are torch.optim.AdamW's, and verl's where torch has none."""
+
+    lr: float = Field(1e-6, gt=0)
+    betas: tuple[float, float] = Field((0.9, 0.999), strict=False)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float | None = Field(1.0, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+
+
+class TrainConfig(OptimConfig):
+    micro_batch_tokens: int | None = Field(None, ge=1)
+    """Tokens of one forward and backward pass: memory and speed, never the result. None: by device."""
+    mini_batches: int = Field(1, ge=1)
+    """Optimizer steps that one pass over a step's samples is divided into."""
+    epochs: int = Field(1, ge=1)
+    gradient_checkpointing: bool = False
+
+
+class CriticConfig(OptimConfig):
+    path: str | None = None
+    """A Hugging Face directory; None: starts from the policy's."""
+    lr: float = Field(1e-5, gt=0)
+
+
+class ReferenceConfig(Section):
+    path: str | None = None
+    """A Hugging Face directory; None: the policy that the job started from."""
+
+
+class FunctionConfig(Section):
+    """How one function is deployed; `[functions.generate]`, `[functions.train]`, ... (FUNCTIONS)."""
+
+    replicas: int = Field(1, ge=1)
+    """At most so many at a time."""
+    threads: int = Field(1, ge=1)
+    """CPU threads of one replica."""
+    gpus: int = Field(0, ge=0)
+    memory_gb: float = Field(2.0, gt=0)
+    usd_per_hour: float = Field(0.0, ge=0)
+    """Price of one replica while it exists."""
+
+
+class ExchangeConfig(Section):
+    url: str | None = None
+    """`dir:///path`, `redis://host:port/0`, `s3://bucket/prefix`, ...; None: the run directory."""
+    lifetime_s: float = Field(86400.0, gt=0)
+    """How long results of calls are kept for a resume."""
+
+
+class PlannerConfig(Section):
+    """Who decides on replicas, shards and what stays warm (docs/planner.md)."""
+
+    policy: Literal["static", "serverful", "rlhfuse", "rlhfless", "ours"] = "static"
+    """static: replicas as configured, nothing learned. The others learn, and decide what planner/policies.py says."""
+    objective: Literal["cost", "speed", "knee"] | None = None
+    """What "ours" decides for; None: knee."""
+    deadline_s: float | None = Field(None, gt=0)
+    """A step may not take longer; the job stops with a line that says by how much it would."""
+    budget_usd: float | None = Field(None, gt=0)
+    """A step may not cost more."""
+    gpu: str | None = None
+    """GPU of the functions with `gpus`, as planner/devices.py names it: predictions before anything was observed."""
+    keep_warm: bool = False
+    """static: hold every function's replicas for the whole job (a reserved cluster) instead of going to zero."""
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> PlannerConfig:
+        if self.keep_warm and self.policy != "static":
+            raise ValueError(f'keep_warm is for policy = "static": what "{self.policy}" keeps is its own to say')
+        goal = [name for name in ("objective", "deadline_s", "budget_usd") if getattr(self, name) is not None]
+        if goal and self.policy != "ours":
+            raise ValueError(f'{goal[0]} is for policy = "ours": "{self.policy}" does not decide by it')
+        return self
+
+    @field_validator("gpu")
+    @classmethod
+    def _in_the_table(cls, gpu: str | None) -> str | None:
+        return None if gpu is None else device(gpu).name
+
+
+class LimitsConfig(Section):
+    call_s: float = Field(3600.0, gt=0)
+    """A call that takes longer is ended and tried again."""
+    heartbeat_s: float = Field(30.0, gt=0)
+    """A call that is silent for longer is taken for lost."""
+    attempts: int = Field(4, ge=1)
+    """Tries of one call before the job stops."""
+    store_s: float = Field(60.0, ge=0)
+    """How long to wait for an exchange that is away before the job stops."""
+
+
+class CheckpointConfig(Section):
+    keep: int = Field(2, ge=1)
+    """Versions of weights and optimizer state that are kept, the newest among them."""
+
+
+class JobConfig(Section):
+    """A training job."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")
+    recipe: str = "grpo"
+    """The name of a recipe, or `<file.py>:<function>`."""
+    steps: int = Field(ge=1)
+    seed: int = Field(0, ge=0)
+    deterministic: bool = False
+    """The committed history does not depend on replicas, cuts, crashes or order; costs speed."""
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    validation: ValidationConfig = ValidationConfig()
+    algorithm: Mapping[str, Any] = {}
+    """Over the recipe's settings (`rlhf-orchestrate recipes`); the keys are those of functions/train/params.py."""
+    recipe_options: Mapping[str, Any] = {}
+    """Over the recipe's options."""
+    train: TrainConfig = TrainConfig()
+    critic: CriticConfig = CriticConfig()
+    reference: ReferenceConfig = ReferenceConfig()
+    functions: Mapping[str, FunctionConfig] = {}
+    exchange: ExchangeConfig = ExchangeConfig()
+    platform: PlatformConfig = PlatformConfig()
+    planner: PlannerConfig = PlannerConfig()
+    limits: LimitsConfig = LimitsConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JobConfig:
+        if self.data.validation and self.data.validation_fraction:
+            raise ValueError("data.validation and data.validation_fraction exclude each other: set one")
+        if (self.reward.score == "model") != (self.reward.model is not None):
+            raise ValueError('reward.model is the directory that score = "model" uses: set both or neither')
+        if self.deterministic and self.rollout.engine not in ("auto", "torch"):
+            raise ValueError(f'deterministic = true needs rollout.engine "torch", got "{self.rollout.engine}"')
+        if self.platform.kind == "knative" and self.exchange.url is None:
+            raise ValueError("exchange.url is needed on Knative: redis://, s3:// or a directory that every pod mounts")
+        if self.planner.budget_usd is not None and not any(f.usd_per_hour for f in self.functions.values()):
+            raise ValueError("planner.budget_usd wants prices: set functions.<name>.usd_per_hour")
+        if self.planner.gpu is not None and not self.function("generate").gpus:
+            raise ValueError("planner.gpu wants functions.generate.gpus >= 1, got 0")
+        if self.planner.gpu is not None and self.model.dtype != "bfloat16":
+            raise ValueError(f'planner.gpu: its table is of bfloat16, got model.dtype = "{self.model.dtype}"')
+        return self
+
+    @model_validator(mode="after")
+    def _functions_generate(self) -> JobConfig:
+        """What [functions.*] says of generation: names, the tail's function, engines that use one GPU."""
+        for name in self.functions:
+            if name not in FUNCTIONS:
+                close = difflib.get_close_matches(name, FUNCTIONS, n=1, cutoff=0.5)
+                hint = f"did you mean {close[0]!r}?" if close else f"a job has {', '.join(FUNCTIONS)}"
+                raise ValueError(f"functions.{name}: no such function; {hint}")
+        if "gpus" in self.rollout.vllm:
+            raise ValueError("rollout.vllm.gpus: set functions.generate.gpus, the GPUs of one replica")
+        for name in ("generate", TAIL):
+            if self.rollout.engine in ("torch", "transformers") and self.function(name).gpus > 1:
+                got = f'got {self.function(name).gpus}, rollout.engine = "{self.rollout.engine}" uses one'
+                raise ValueError(f'functions.{name}.gpus: {got} ("vllm" splits a model)')
+        if TAIL not in self.functions:
+            return self
+        name = self.planner.policy
+        if name not in POLICIES or not POLICIES[name].wide:
+            wanted = ", ".join(f'"{policy.name}"' for policy in POLICIES.values() if policy.wide)
+            raise ValueError(f'functions.{TAIL}: planner.policy = "{name}" never moves a tail to it (wants {wanted})')
+        if self.planner.gpu is None:
+            raise ValueError(f"functions.{TAIL}: wants planner.gpu, by which its speed is known before it was used")
+        gpus, fewest = self.function(TAIL).gpus, self.function("generate").gpus
+        if gpus < fewest:
+            raise ValueError(
+                f"functions.{TAIL}.gpus: got {gpus}, functions.generate has {fewest} (wants more: a tail moves to be "
+                "decoded faster)"
+            )
+        return self
+
+    def function(self, name: str) -> FunctionConfig:
+        return self.functions.get(name, FunctionConfig())
+
+
+PATHS = (("model", "path"), ("data", "train"), ("data", "validation"), ("critic", "path"), ("reference", "path"),
+         ("reward", "model"))  # fmt: skip
+"""The keys of a job that are paths. `recipe` and `reward.score` may be `<file.py>:<function>` besides."""
+
+
+def apply_override(table: dict[str, Any], override: str) -> None:
+    """Sets one `key.path=value` (a TOML value; a bare word is a string) in a job's table. Raises ConfigError."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r}: want key.path=value")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string, as a shell user expects
+    *parents, last = key.split(".")
+    for part in parents:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"override {override!r}: {part!r} is a value, not a section")
+    table[last] = value
+
+
+def _resolve(table: dict[str, Any], base: Path) -> None:
+    """Makes the paths of a job absolute, in place; `<file.py>:<function>` as well."""
+    for section, key in PATHS:
+        inner = table.get(section)
+        if isinstance(inner, dict) and isinstance(inner.get(key), str):
+            inner[key] = str((base / inner[key]).resolve())
+    own = (
+        (table, "recipe"),
+        (table.get("reward"), "score"),
+        *((table.get("algorithm"), k) for k in ("advantage", "loss")),
+    )
+    for holder, key in own:
+        value = holder.get(key) if isinstance(holder, dict) else None
+        if isinstance(value, str) and ".py:" in value and "://" not in value:
+            file, _, name = value.rpartition(":")
+            holder[key] = f"{(base / file).resolve()}:{name}"  # type: ignore[index]  # a dict: value came out of it
+
+
+def _fields_at(path: Sequence[str | int]) -> list[str]:
+    """The keys that would be right in the section that holds `path`."""
+    model: Any = JobConfig
+    for part in path[:-1]:
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            info = model.model_fields.get(str(part))
+            model = None if info is None else info.annotation
+        else:  # Mapping[str, Section]: `part` is one of its keys
+            model = next((a for a in get_args(model) if isinstance(a, type) and issubclass(a, BaseModel)), None)
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
+def _explain(error: Any) -> str:
+    path = [p for p in error["loc"] if p != "[key]"]
+    key = ".".join(map(str, path)) or "job"
+    got = error.get("input")
+    if error["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(str(path[-1]), _fields_at(path), n=1, cutoff=0.5)
+        hint = f"; did you mean {'.'.join([*map(str, path[:-1]), close[0]])!r}?" if close else ""
+        valid = "" if close else f"; the keys here are {', '.join(_fields_at(path))}"
+        return f"{key}: unknown key{hint}{valid}"
+    if error["type"] == "missing":
+        return f"{key}: is required and was not set"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return message if key == "job" else f"{key}: {message}"
+    message = message[0].lower() + message[1:].replace("Input should", "should")
+    return f"{key}: {message.replace('input should', 'should')}, got {got!r}"
+
+
+def parse_job(table: Mapping[str, Any], *, base: Path, where: str = "job") -> JobConfig:
+    """Builds the job from a parsed TOML or JSON table. Raises ConfigError with one line per mistake."""
+    resolved = {k: dict(v) if isinstance(v, dict) else v for k, v in table.items()}
+    _resolve(resolved, base)
+    try:
+        return JobConfig.model_validate(resolved)
+    except ValidationError as error:
+        lines = [_explain(e) for e in error.errors()]
+        raise ConfigError("\n".join(f"{where}: {line}" for line in lines)) from None
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> JobConfig:
+    """Reads a job file and applies `key.path=value` overrides (TOML values; bare words are strings)."""
+    try:
+        table = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such job file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+    for override in overrides:
+        apply_override(table, override)
+    return parse_job(table, base=path.resolve().parent, where=str(path))
+
+
+def dump_job(job: JobConfig) -> str:
+    """The resolved job as TOML; `load_job` of it gives the same job."""
+    return tomli_w.dumps(job.model_dump(mode="python", exclude_none=True))

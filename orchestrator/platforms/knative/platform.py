@@ -1,0 +1,355 @@
+"""The platform of a cluster: each function a Knative Service, each replica a pod.
+
+    deploy   Lease --owns--> token Secret, Services (at zero)          knative_lease, knative_manifests, knative_kn
+    scale    min-scale on the Revision, wake-up, victims               knative_scale
+    call     POST through ingress or cluster-local name                knative_calls
+    replicas, usage   pods as the API shows them                       knative_watch
+    close    Services deleted, then what is left of their pods
+
+The orchestrator holds no state that the cluster needs: it may die at any moment, and be started again, here or
+elsewhere; `deploy` takes over what it finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing, suppress
+from typing import Any
+
+from functions.base.wire import Call, Event
+from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError, Replica, Usage
+from orchestrator.platforms.knative import manifests
+from orchestrator.platforms.knative.api import ApiError, Json, KubeApi, core, serving
+from orchestrator.platforms.knative.calls import Caller
+from orchestrator.platforms.knative.kn import apply_service, find_kn, hint
+from orchestrator.platforms.knative.lease import Lease, LeaseLost
+from orchestrator.platforms.knative.scale import GRACE_S, Function, Scaler, Timing
+from orchestrator.platforms.knative.watch import Pods, PodWatch
+
+POLL_S = 0.1
+LOSS_S = 1.5
+"""How long a lost call waits for the watch to tell why."""
+
+
+class KnativePlatform:
+    """See Platform."""
+
+    def __init__(self, context: manifests.JobContext, *, timing: Timing | None = None) -> None:
+        self._context = context
+        self._config = context.config
+        self._timing = timing or Timing()
+        self._api = KubeApi(context.config.context)
+        self._kn = find_kn()
+        self._functions: dict[str, Function] = {}
+        self._pods = Pods(lambda: asyncio.get_running_loop().time(), self._pods_changed)
+        self._caller: Caller | None = None
+        self._watch: PodWatch | None = None
+        self._lease: Lease | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def deploy(self, specs: Sequence[FunctionSpec]) -> None:
+        if self._closed:
+            raise PlatformError("the Knative platform is closed")
+        try:
+            if self._lease is None:
+                lease = Lease(self._api, self._context, self._timing.lease_s)
+                await lease.take()
+                self._lease = lease
+                self._spawn(self._keep_lease())
+                self._caller = Caller(self._config.ingress, await self._own_token(lease, specs))
+                self._watch = PodWatch(self._api, self._config.namespace, self._context.job, self._pods.apply)
+                await self._watch.synced.wait()
+            await asyncio.gather(*(self._deploy(spec) for spec in specs))
+        except ApiError as error:
+            raise PlatformError(f"deploying {self._context.job}: {error.message}{hint(error.message)}") from error
+
+    async def scale(self, function: str, replicas: int) -> None:
+        deployed = self._deployed(function)
+        if not 0 <= replicas <= deployed.spec.max_replicas:
+            raise PlatformError(
+                f"{replicas} replicas of {function!r} were asked for; it may have 0 to {deployed.spec.max_replicas}"
+            )
+        if replicas > deployed.wanted:
+            deployed.failure = ""
+            deployed.failed.clear()
+        deployed.wanted = replicas
+        deployed.hand_out()
+        deployed.changed.set()
+
+    async def call(self, function: str, call: Call) -> AsyncIterator[Event]:
+        deployed = self._deployed(function)
+        assert self._caller is not None, "deployed functions have a caller"
+        await self._acquire(deployed)
+        deployed.unplaced += 1
+        deployed.last_request_s = _now_s()
+        pod, over, whole = "", False, False
+        try:
+            async with aclosing(self._caller.events(deployed.address, call)) as events:
+                while True:
+                    event = await self._next(deployed, events, placed=bool(pod))
+                    if event is None:
+                        return
+                    if event.kind == "started":
+                        pod = str(event.data["replica"])
+                        deployed.unplaced -= 1
+                        deployed.last_request_s = _now_s()
+                        self._pods.take(function, pod)
+                        deployed.changed.set()
+                    if event.kind in ("done", "error"):
+                        whole = "deadline_s" not in event.data
+                        self._over(deployed, pod)  # before it is yielded: whoever reads it may let the replica go
+                        over = True
+                    yield event
+        except CallLost as error:
+            raise CallLost(str(error) + await self._why(pod)) from error
+        finally:
+            if not over:
+                self._over(deployed, pod)
+            if pod and not whole:
+                self._replace(deployed, pod)
+
+    def replicas(self) -> list[Replica]:
+        return self._pods.replicas()
+
+    def usage(self) -> list[Usage]:
+        return self._pods.usage()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for deployed in self._functions.values():
+            deployed.wanted = 0
+            deployed.hand_out()
+        try:
+            with suppress(ApiError):  # a cluster that does not answer: the lease runs out
+                await self._remove()
+        finally:
+            if self._watch is not None:
+                self._watch.stop()
+            if self._caller is not None:
+                await self._caller.close()
+
+    # --- deploy ----------------------------------------------------------------------------------------------------
+
+    async def _own_token(self, lease: Lease, specs: Sequence[FunctionSpec]) -> str:
+        """The job's bearer token: the one that its pods have, if there are any, or a new one. All gates are up."""
+        path = core(self._config.namespace, "secrets", self._context.secret)
+        try:
+            found = await asyncio.to_thread(self._api.get, path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            body = manifests.secret(self._context, secrets.token_urlsafe(32))
+            body["metadata"] |= manifests.owned_by(lease.job)["metadata"]
+            found = await asyncio.to_thread(self._api.create, core(self._config.namespace, "secrets"), body)
+        up = manifests.gates((spec.name for spec in specs), up=True)
+        await asyncio.to_thread(self._api.merge, path, up | manifests.owned_by(lease.job))
+        return base64.b64decode(found["data"][manifests.TOKEN_KEY]).decode()
+
+    async def _deploy(self, spec: FunctionSpec) -> None:
+        assert self._lease is not None, "taken before functions are deployed"
+        manifest = manifests.service(self._context, spec)
+        manifest["metadata"] |= manifests.owned_by(self._lease.job)["metadata"]
+        await apply_service(self._api, manifest, kn=self._kn, context=self._config.context)
+        name = manifests.service_name(self._context.job, spec.name)
+        path = serving(self._config.namespace, "services", name)
+        await asyncio.to_thread(self._api.merge, path, manifests.owned_by(self._lease.job))
+        status = await self._ready(name, path)
+        revision = status["latestReadyRevisionName"]
+        found = await asyncio.to_thread(self._api.get, serving(self._config.namespace, "revisions", revision))
+        applied = int(found["metadata"].get("annotations", {}).get(manifests.MIN_SCALE, "0"))
+        known = self._functions.get(spec.name)
+        if known is not None:
+            known.spec, known.revision, known.applied = spec, revision, applied
+            known.changed.set()
+            return
+        function = Function(spec, revision, status["address"]["url"], applied)
+        self._functions[spec.name] = function
+        scaler = Scaler(self._api, self._context, function, self._pods, self._timing, self._wake, self._lease_job)
+        self._spawn(scaler.run())
+        function.changed.set()
+
+    async def _ready(self, name: str, path: str) -> Json:
+        """The status of a Service once its newest Revision takes calls."""
+        said = "no status yet"
+        try:
+            async with asyncio.timeout(self._timing.ready_s):
+                while True:
+                    found = await asyncio.to_thread(self._api.get, path)
+                    status: Json = found.get("status", {})
+                    conditions = {c["type"]: c for c in status.get("conditions", ())}
+                    ready = conditions.get("Ready", {})
+                    current = status.get("observedGeneration") == found["metadata"]["generation"]
+                    if current and ready.get("status") == "True":
+                        return status
+                    said = f"{ready.get('reason', '')} {ready.get('message', '')}".strip() or said
+                    if current and ready.get("status") == "False" and ready.get("reason") == "RevisionFailed":
+                        break
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            said += f" (after {self._timing.ready_s:g} s)"
+        raise PlatformError(f"Service {name} does not become ready: {said}{hint(said)}")
+
+    def _lease_job(self) -> Json:
+        assert self._lease is not None, "taken before anything is scaled"
+        return self._lease.job
+
+    async def _keep_lease(self) -> None:
+        """Renews the lease; when it was lost with all it owned, takes another and deploys again."""
+        while True:
+            await asyncio.sleep(self._timing.renew_s)
+            try:
+                assert self._lease is not None, "taken before this task began"
+                await self._lease.renew()
+            except LeaseLost:
+                await self._redeploy()
+            except ApiError:
+                continue
+
+    async def _redeploy(self) -> None:
+        assert self._caller is not None, "there was a lease to lose"
+        specs = [function.spec for function in self._functions.values()]
+        while True:
+            try:
+                lease = Lease(self._api, self._context, self._timing.lease_s)
+                await lease.take()
+                self._lease = lease
+                self._caller.token = await self._own_token(lease, specs)
+                await asyncio.gather(*(self._deploy(spec) for spec in specs))
+                return
+            except ApiError:
+                await asyncio.sleep(self._timing.renew_s)
+            except PlatformError as error:
+                for function in self._functions.values():
+                    function.fail(str(error))
+                return
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+
+    async def _acquire(self, deployed: Function) -> None:
+        if deployed.failure:
+            raise PlatformError(deployed.failure)
+        if deployed.wanted == 0:
+            raise CallLost(f"no replica of {deployed.spec.name!r} is wanted")
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        deployed.waiters.append(waiter)
+        deployed.hand_out()
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                deployed.calling -= 1
+                deployed.hand_out()
+            raise
+
+    async def _next(self, deployed: Function, events: AsyncIterator[Event], *, placed: bool) -> Event | None:
+        """The next event; while no replica has answered, also what keeps the function from having one."""
+        if placed:
+            return await anext(events, None)
+        answer = asyncio.ensure_future(anext(events, None))
+        failed = asyncio.ensure_future(deployed.failed.wait())
+        try:
+            await asyncio.wait((answer, failed), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise PlatformError(deployed.failure)
+            return answer.result()
+        finally:
+            failed.cancel()
+            if not answer.done():
+                answer.cancel()
+                await asyncio.wait((answer,))
+
+    def _over(self, deployed: Function, pod: str) -> None:
+        """An attempt has ended, on `pod` or before it came to one."""
+        if pod:
+            self._pods.release(pod)
+        else:
+            deployed.unplaced -= 1
+        deployed.calling -= 1
+        deployed.hand_out()
+        deployed.changed.set()
+
+    def _replace(self, deployed: Function, pod: str) -> None:
+        """A replica whose answer was not whole may be stuck or cut off: nobody but us would replace it."""
+        deployed.changed.set()
+        self._pods.draining(pod)
+        self._spawn(self._delete_pod(pod))
+
+    async def _delete_pod(self, pod: str) -> None:
+        with suppress(ApiError):  # then it is found to be idle, and let go as such
+            await asyncio.to_thread(self._api.delete, core(self._config.namespace, "pods", pod), grace_s=GRACE_S)
+
+    async def _why(self, name: str) -> str:
+        """What became of the pod whose call was lost, if the watch can tell."""
+        until_s = _now_s() + LOSS_S
+        while name and _now_s() < until_s:
+            pod = self._pods.named(name)
+            if pod is not None and pod.reason is not None:
+                return f" ({pod.reason.line})"
+            if pod is not None and not pod.live:
+                return f" ({name} was deleted)"
+            await asyncio.sleep(POLL_S)
+        return ""
+
+    async def _wake(self, function: Function, limit_s: float) -> bool:
+        assert self._caller is not None, "deployed functions have a caller"
+        function.last_request_s = _now_s()
+        return await self._caller.wake(function.address, limit_s)
+
+    # --- close -----------------------------------------------------------------------------------------------------
+
+    async def _remove(self) -> None:
+        """Services first, or their pods would be replaced; then pods, with a short grace, as long as any live."""
+        namespace, delete = self._config.namespace, self._api.delete
+        names = [manifests.service_name(self._context.job, name) for name in self._functions]
+        await asyncio.gather(*(asyncio.to_thread(delete, serving(namespace, "services", n)) for n in names))
+        until_s = _now_s() + self._timing.close_s
+        while self._pods.replicas() and _now_s() < until_s:
+            live = self._pods.undeleted()
+            await asyncio.gather(
+                *(asyncio.to_thread(delete, core(namespace, "pods", n), grace_s=GRACE_S) for n in live)
+            )
+            await asyncio.sleep(POLL_S)
+        if self._lease is not None:
+            await self._lease.drop()
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _deployed(self, function: str) -> Function:
+        if function not in self._functions:
+            known = ", ".join(self._functions) or "none"
+            raise PlatformError(f"function {function!r} is not deployed (deployed: {known})")
+        return self._functions[function]
+
+    def _pods_changed(self, name: str) -> None:
+        function = self._functions.get(name)
+        if function is not None:
+            function.changed.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """A task that lives no longer than the platform; when one fails, so do all functions."""
+        if self._closed:
+            work.close()
+            return
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        self._tasks.add(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            for function in self._functions.values():
+                function.fail(f"the Knative platform failed: {error!r}")
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,63 @@
+"""Why a pod does not run, in one line with what to do about it. Pure: from a pod as the API gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from functions.base.logs import LogLine
+
+Json = dict[str, Any]
+
+PULL = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+
+
+@dataclass(frozen=True)
+class Reason:
+    kind: str
+    """Kubernetes' word for it."""
+    line: str
+    patient: bool
+    """It may pass by itself: a node may come, the next start may do better."""
+
+
+def why_not(pod: Json) -> Reason | None:
+    """What keeps a pod from running, or ended its container last; None when nothing does."""
+    status = pod.get("status", {})
+    name = pod["metadata"]["name"]
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            if condition.get("reason") != "Unschedulable":
+                continue
+            return Reason(
+                "Unschedulable",
+                f"{name} has no node: {condition.get('message', '')} -> free or add nodes, or ask for less in"
+                " [functions.*] gpus, memory_gb, threads and [platform.knative] node_selector",
+                True,
+            )
+    for container in status.get("containerStatuses", ()):
+        for found in _container(name, container):
+            return found
+    return None
+
+
+def _container(name: str, status: Json) -> Iterator[Reason]:
+    waiting = status.get("state", {}).get("waiting", {})
+    what, message = waiting.get("reason", ""), waiting.get("message", "")
+    ended = status.get("state", {}).get("terminated") or status.get("lastState", {}).get("terminated") or {}
+    if what in PULL:
+        yield Reason(
+            what,
+            f"{name}: image {status.get('image', '')} cannot be had: {message} -> check platform.knative.image and"
+            " image_pull_secret",
+            False,
+        )
+    elif what in CONFIG:
+        yield Reason(what, f"{name}: {message} -> check platform.knative env_secrets, volumes and command", False)
+    elif ended.get("reason") == "OOMKilled":
+        yield Reason("OOMKilled", f"{name} ran out of memory and was killed -> raise memory_gb of its function", True)
+    elif what == "CrashLoopBackOff":
+        said = LogLine.parse((ended.get("message", "").strip().splitlines() or ["no output"])[-1]).message
+        yield Reason(what, f"{name} ends at its start with exit code {ended.get('exitCode')}: {said}", False)

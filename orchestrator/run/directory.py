@@ -1,0 +1,134 @@
+"""The run directory `runs/<job>/`: what a person finds of a job, and the lock that keeps two orchestrators apart.
+
+run.json       format and how the job was started     trace.json    opens in Perfetto
+job.toml       the resolved job                       samples/      prompt, response, reward of each step
+journal/       the committed history                  model/        the final policy, for transformers
+metrics.jsonl  one line a step                        tensorboard/  event files
+cost.json      replica-seconds and dollars            events.jsonl  what happened, one line an event
+now.json       replicas at this moment                plans.jsonl   what was decided before each step
+lock           held while an orchestrator works      api.json, process, orchestrator.log   of the job API
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import IO
+
+from functions.exchange.base import Exchange, ExchangeError, check_key
+from functions.exchange.open import open_exchange
+from orchestrator.base.errors import ConfigError, RunError
+from orchestrator.job.config import JobConfig, dump_job, load_job
+
+FORMAT = 1
+LOCK_TRIES = 20
+
+
+class RunDirectory:
+    """An opened run directory; `path` exists and has this version's format."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, job: JobConfig) -> RunDirectory:
+        """Makes a new one. Raises RunError where there is a run already."""
+        if (path / "run.json").exists():
+            raise RunError(
+                f"{path}: holds a run already; go on with `rlhf-orchestrate resume {path}`, "
+                "or start another with `--run-dir DIR` or `name=OTHER`"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_atomically(path / "job.toml", dump_job(job).encode())
+            write_atomically(path / "run.json", json.dumps({"format": FORMAT, "job": job.name}).encode() + b"\n")
+        except OSError as error:
+            raise RunError(f"{path}: cannot be made a run directory: {error.strerror}") from error
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        try:
+            found = json.loads((path / "run.json").read_text())
+        except FileNotFoundError:
+            raise RunError(f"{path}: no run directory (it has no run.json); name one that `run` has made") from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path / 'run.json'}: cannot be read: {error}") from None
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            got = found.get("format") if isinstance(found, dict) else found
+            raise RunError(f"{path}: made by another version (format {got!r}, this one reads {FORMAT})")
+        return cls(path)
+
+    @property
+    def job(self) -> JobConfig:
+        return load_job(self.path / "job.toml")
+
+    def exchange(self, job: JobConfig) -> tuple[str, str]:
+        """URL of the job's exchange and the job's root in it; the default is this directory itself."""
+        if job.exchange.url is not None:
+            return job.exchange.url, job.name
+        path = self.path.resolve()
+        return str(path.parent), path.name
+
+    def open_exchange(self, job: JobConfig) -> Exchange:
+        """Raises ConfigError for a URL or name that cannot be one, RunError for a store that cannot be used."""
+        url, root = self.exchange(job)
+        try:
+            return open_exchange(url, check_key(root))
+        except ValueError as error:
+            raise ConfigError(f"exchange.url: {error}") from error
+        except ExchangeError as error:
+            raise RunError(f"exchange {url}: {error}") from error
+
+    def lock(self) -> IO[str]:
+        """Takes the run's lock until the returned file is closed (or this process ends, however it ends)."""
+        file = (self.path / "lock").open("a+")
+        for tries_left in range(LOCK_TRIES, -1, -1):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if tries_left:  # `holder` has it for an instant when it looks
+                    time.sleep(0.01)
+                    continue
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                file.close()
+                raise RunError(
+                    f"{self.path}: another orchestrator (process {holder}) is working on this run; "
+                    f"wait for it, or stop it with `rlhf-orchestrate cancel {self.path}`"
+                ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        return file
+
+    def holder(self) -> int | None:
+        """The process that works on this run now; None where nobody does."""
+        try:
+            with (self.path / "lock").open() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except OSError:
+                    return int(file.read().strip())
+        except (FileNotFoundError, ValueError):
+            return None
+        return None
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Readers see the old content or the new, never half. One writer at a time: the run's lock sees to that."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,88 @@
+"""The job's models as versions: where they start, what identifies them, which are kept, and the final export."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from functions.base.wire import Version
+from functions.exchange.base import checksum
+from functions.weights.base import import_model
+from functions.weights.files import weight_files
+from functions.weights.manifest import keep_only, read_manifest
+from functions.weights.materialize import materialize
+from orchestrator.base.canonical import canonical
+from orchestrator.base.errors import ConfigError
+from orchestrator.calls.exchange import AsyncExchange
+from orchestrator.job.config import JobConfig
+from orchestrator.job.roles import CRITICS
+
+
+def model_paths(job: JobConfig, models: Sequence[str]) -> dict[str, tuple[str, Path]]:
+    """The directories that the job's models start from, and the keys that name them."""
+    paths = {"actor": ("model.path", job.model.path)}
+    for model in models:
+        if model in CRITICS:
+            paths[model] = ("critic.path", job.critic.path or job.model.path)
+    if "reference" in models and job.reference.path is not None:
+        paths["reference"] = ("reference.path", job.reference.path)
+    if job.reward.model is not None:
+        paths["reward"] = ("reward.model", job.reward.model)
+    return {model: (key, Path(path)) for model, (key, path) in paths.items()}
+
+
+def check_models(job: JobConfig, models: Sequence[str]) -> None:
+    """Raises ConfigError, naming the key, for a directory that holds no model."""
+    for key, path in model_paths(job, models).values():
+        try:
+            weight_files(path)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from error
+
+
+async def import_models(store: AsyncExchange, job: JobConfig, models: Sequence[str]) -> dict[str, Version]:
+    """Version 0 of each of the job's models. A reference of its own only where the job names one."""
+    paths = model_paths(job, models)
+    versions: dict[str, Version] = {}
+    for model, (key, path) in paths.items():
+
+        def load(model: str = model, key: str = key, path: Path = path) -> Version:
+            try:
+                return import_model(store.exchange, model, path)
+            except ValueError as error:
+                raise ConfigError(f"{key}: {error}") from error
+
+        versions[model] = await store.run(load)
+    if "reference" in models:
+        versions.setdefault("reference", versions["actor"])
+    return versions
+
+
+async def digests(store: AsyncExchange, versions: Mapping[str, Version]) -> dict[str, str]:
+    """What each model's weights and optimizer state are, whatever call made them: a checksum over their hashes."""
+
+    def digest(version: Version) -> str:
+        manifest = read_manifest(store.exchange, version)
+        entries = sorted((*manifest.tensors, *manifest.state), key=lambda entry: entry.name)
+        return checksum(canonical([[entry.name, entry.hash] for entry in entries]))
+
+    return {model: await store.run(partial(digest, version)) for model, version in versions.items()}
+
+
+async def keep(store: AsyncExchange, history: Sequence[dict[str, Version]], count: int) -> None:
+    """Deletes all but the newest `count` committed versions of each trained model, and the one the job started from."""
+    for model in history[-1]:
+        used = {v for versions in (history[0], *history[-count:]) for v in versions.values() if v.model == model}
+        if used:
+            await store.run(partial(keep_only, store.exchange, model, used))
+
+
+async def export(store: AsyncExchange, version: Version, directory: Path) -> Path:
+    """The version as a Hugging Face directory; what was there is replaced once the new one is whole."""
+    temporary = directory.with_name(f".{directory.name}.new")
+    shutil.rmtree(temporary, ignore_errors=True)
+    await store.run(lambda: materialize(store.exchange, version, temporary))
+    shutil.rmtree(directory, ignore_errors=True)
+    return temporary.rename(directory)

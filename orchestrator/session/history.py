@@ -1,0 +1,131 @@
+"""What a run that was made tells about the next one: its steps as a planner learns from them.
+
+journal/     which prompts each step drew, its metrics
+trace.json   the responses' lengths, each call's time, counts and cold start
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from functions.base.wire import Json
+from orchestrator.base.errors import RunError
+from orchestrator.calls.exchange import AsyncExchange
+from orchestrator.job.config import JobConfig
+from orchestrator.job.data import Cursor
+from orchestrator.job.prompts import Draw, PromptSet, PromptSource
+from orchestrator.planner.base import CallObservation, PastStep, Prompt
+from orchestrator.run.directory import RunDirectory
+from orchestrator.run.journal import Journal, Record
+from orchestrator.session.recorder import metrics_of
+from orchestrator.telemetry.trace import JOB, read_events
+
+_START = "planner/start_s/"
+
+
+def finished_steps(run: RunDirectory, source: PromptSource) -> list[PastStep]:
+    """Raises RunError where the run has no finished step, or was of other data."""
+    job = run.job
+    records = asyncio.run(_records(AsyncExchange(run.open_exchange(job), patience_s=0.0)))
+    if len(records) > 1 and records[0].history["data"] != source.digest:
+        raise RunError(f"{run.path}: was trained on other data than this job's: its lengths say nothing here")
+    found = recorded_steps(job, run.path / "trace.json", records, source)
+    if not found:
+        raise RunError(f"{run.path}: has no finished step with its calls: nothing to predict by")
+    return found
+
+
+def recorded_steps(job: JobConfig, trace: Path, records: Sequence[Record], source: PromptSource) -> list[PastStep]:
+    """Those steps of the journal that the trace knows too. Raises RunError for a trace that is none."""
+    spans = _steps(trace)
+    found: list[PastStep] = []
+    for before, record in itertools.pairwise(records):
+        seen = spans.get(record.step)
+        if seen is None or not seen.lengths:
+            continue
+        drawn = Draw(source, Cursor.from_json(before.history["cursor"]), job.data.prompts_per_step).next()
+        started = {name.removeprefix(_START) for name in metrics_of(record) if name.startswith(_START)}
+        cold = {call.function for call in seen.calls if call.cold}
+        if len(drawn.tokens) != len(seen.lengths):
+            raise RunError(
+                f"{trace}: step {record.step} has the lengths of {len(seen.lengths)} prompts, "
+                f"the journal says that it drew {len(drawn.tokens)}"
+            )
+        found.append(
+            PastStep(
+                record.step,
+                prompts_of(drawn),
+                seen.lengths,
+                seen.calls,
+                frozenset(cold - started),
+                seen.stop_s - seen.start_s,
+            )
+        )
+    return found
+
+
+async def _records(store: AsyncExchange) -> list[Record]:
+    return (await Journal.open(store)).records
+
+
+def prompts_of(drawn: PromptSet) -> list[Prompt]:
+    return [
+        Prompt(group, row["prompt_id"], tuple(tokens), row["data_source"])
+        for group, tokens, row in zip(drawn.groups, drawn.tokens, drawn.rows, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step as the trace has it; seconds since the job's start."""
+
+    start_s: float
+    stop_s: float
+    lengths: Sequence[Sequence[int]]
+    calls: list[CallObservation]
+
+
+def _steps(path: Path) -> dict[int, _Step]:
+    """By number; each with the calls that began in its time."""
+    events = read_events(path)
+    process = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    lane = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    found: dict[int, _Step] = {}
+    calls: list[Json] = []
+    for event in events:
+        if event["ph"] != "X":
+            continue
+        if process[event["pid"]] != JOB:
+            calls += [event] if event["name"] != "replica" else []
+        elif lane[event["pid"], event["tid"]] == "step":
+            start_s = event["ts"] / 1e6
+            lengths = event["args"].get("lengths", [])
+            step = _Step(start_s, start_s + event["dur"] / 1e6, lengths, [])
+            found[int(event["name"].removeprefix("step "))] = step
+    for event in calls:
+        begun_s = event["ts"] / 1e6
+        within = next((s for s in found.values() if s.start_s <= begun_s <= s.stop_s), None)
+        if within is not None:
+            within.calls.append(_call(process[event["pid"]], lane[event["pid"], event["tid"]], event))
+    return found
+
+
+def _call(function: str, replica: str, event: Json) -> CallObservation:
+    args = event["args"]
+    return CallObservation(
+        function=function,
+        replica=replica,
+        operation=event["name"],
+        cold="start_s" in args,
+        start_s=args.get("start_s", 0.0),
+        work_s=event["dur"] / 1e6,
+        prompt_tokens=args.get("prompt_tokens", 0),
+        response_tokens=args.get("response_tokens", 0),
+        samples=args.get("samples", 0),
+        stop_s=(event["ts"] + event["dur"]) / 1e6,
+        stats=args,
+    )

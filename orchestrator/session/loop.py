@@ -1,0 +1,281 @@
+"""The loop of a job.
+
+      journal's last record: versions, data cursor
+                  |
+                  v
+   +--> draw prompts --> planner.plan --> the recipe's dataflow (step.py) --> validate --> journal.commit --+
+   |                                        generate -+-> reward ----+                                      |
+   |                                                  +-> reference -+-> train -> version v+1               |
+   |                                                                                                        |
+   +---- planner.observe <-- delete what the step no longer needs <-- functions with nothing to do: zero <--+
+
+One step at a time, in one task; a step's stages run side by side in tasks of the step's TaskGroup: the first failure
+ends them all, and nothing of the step is committed. A crash anywhere loses at most the step: `resume` finds the last
+record, and the results of the calls that had ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from functions.base.wire import Version
+from orchestrator.base.errors import RunError
+from orchestrator.calls.exchange import AsyncExchange
+from orchestrator.calls.fleet import Fleet
+from orchestrator.calls.tracing import Tracing
+from orchestrator.job.config import JobConfig
+from orchestrator.job.data import Cursor
+from orchestrator.job.prompts import Draw, PromptSet, PromptSource
+from orchestrator.job.roles import CRITICS
+from orchestrator.planner.base import FunctionLimits, Planner, Prompt, StepObservation, StepPlan, StepRequest
+from orchestrator.recipes.base import Recipe
+from orchestrator.recipes.settings import fed_functions, job_models, optimizer_settings, recipe_options
+from orchestrator.run import versions as model_versions
+from orchestrator.run.journal import Journal, Record
+from orchestrator.run.ledger import Cost
+from orchestrator.step.dataflow import Report, Span
+from orchestrator.step.plan_clock import PlanClock
+from orchestrator.step.preload import Hints
+from orchestrator.step.step import Step
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A committed step, as observers get it."""
+
+    record: Record
+    report: Report
+    plan: StepPlan
+    start_s: float
+    stop_s: float
+
+
+@dataclass
+class Loop:
+    """Runs a job from its last committed step to its end. `cost` tells what the job has cost until now."""
+
+    job: JobConfig
+    recipe: Recipe
+    prompts: PromptSource
+    store: AsyncExchange
+    journal: Journal
+    fleet: Fleet
+    planner: Planner
+    epoch: int
+    limits: Mapping[str, FunctionLimits]
+    settings: Mapping[str, Any]
+    """What every train call gets (orchestrator/recipes/settings.py)."""
+    cost: Callable[[], Cost]
+    on_plan: Callable[[int, StepPlan], None]
+    """Before a step's work begins."""
+    on_report: Callable[[int, Report], Awaitable[None]]
+    """Before a step's commit: what is to be kept of its results, whose calls are deleted after the commit."""
+    on_commit: Callable[[StepResult], None]
+    hints: Hints = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hints = Hints(self.store, self.limits, self.settings, self.epoch)
+
+    async def run(self) -> None:
+        """Steps until the job's last. Raises the first failure, with nothing of the failed step committed."""
+        if self.journal.last is None:
+            with self.tracing.span("step", {"rlhf.step": 0}):
+                await self._commit_start()
+        self.prompts.check_unchanged(self.last.history)
+        while len(self.journal.records) <= self.job.steps:
+            with self.tracing.span("step", {"rlhf.step": len(self.journal.records)}):
+                await self._step(len(self.journal.records))
+        await self.fleet.keep((), lambda _name: 0)
+
+    @property
+    def tracing(self) -> Tracing:
+        return self.fleet.invoker.tracing
+
+    @property
+    def last(self) -> Record:
+        last = self.journal.last
+        assert last is not None, "step 0 is committed before anything reads it"
+        return last
+
+    async def _commit_start(self) -> None:
+        """Step 0: the models that the job starts from, the first validation."""
+        clock = asyncio.get_running_loop().time
+        start_s, before = clock(), self.cost()
+        versions = await model_versions.import_models(self.store, self.job, job_models(self.recipe, self.settings))
+        await self.hints.tell(versions)
+        plan = self._plan(PromptSet([], []), 0)
+        report = Report()
+        if self.job.validation.every and self.job.validation.at_start:
+            with self.tracing.span("validate"):
+                await self._validate(0, versions, plan, report)
+        with self.tracing.span("commit"):
+            await self._commit(versions, Cursor.start(self.job.seed), report, plan, start_s, before)
+
+    async def _step(self, number: int) -> None:
+        clock = asyncio.get_running_loop().time
+        start_s, before = clock(), self.cost()
+        await self.hints.tell(self.last.versions)
+        draw = Draw(self.prompts, Cursor.from_json(self.last.history["cursor"]), self.job.data.prompts_per_step)
+        prompts = draw.next()
+        plan = self._plan(prompts, number)
+        self.on_plan(number, plan)
+        await self.fleet.keep(plan.keep, lambda name: plan.replicas[name])
+        report = Report()
+        versions = self.last.versions
+        plan_clock = PlanClock(start_s, plan.generated_s)
+        async with asyncio.TaskGroup() as ahead:
+            starts = [ahead.create_task(work) for work in self._start_ahead(plan, plan_clock)]
+            async with asyncio.TaskGroup() as tasks:
+                step = self._new_step(number, versions, prompts, plan, report, tasks, draw.next)
+                step.plan_clock = plan_clock
+                await self.recipe.dataflow(step)
+            for start in starts:
+                start.cancel()
+        versions = versions | step.trained
+        await self.hints.tell(versions)
+        lengths = {prompts.rows[g]["prompt_id"]: n for g, n in report.lengths.items() if g < len(prompts.rows)}
+        step_cost_usd = self.cost().usd - before.usd
+        report.observed |= self.planner.observe(
+            StepObservation(number, clock() - start_s, step_cost_usd, lengths, list(report.calls))
+        )
+        if self._validates(number):  # no part of the step that was planned
+            with self.tracing.span("validate"):
+                await self._validate(number, versions, plan, report)
+        with self.tracing.span("commit"):
+            await self._commit(versions, draw.cursor, report, plan, start_s, before)
+
+    def _start_ahead(self, plan: StepPlan, plan_clock: PlanClock) -> Iterator[Coroutine[Any, Any, None]]:
+        """Starts functions when the plan says so, for this step and for the next."""
+
+        async def start(function: str, delay_s: float, *, next_step: bool) -> None:
+            await plan_clock.reach(delay_s)
+            await self.fleet.prewarm(function, plan.replicas[function], 0.0, next_step=next_step)
+
+        yield from (start(*ahead, next_step=False) for ahead in plan.prewarm_s.items())
+        yield from (start(*ahead, next_step=True) for ahead in plan.prewarm_next_s.items())
+
+    def _validates(self, number: int) -> bool:
+        every = self.job.validation.every
+        return every > 0 and (number % every == 0 or number == self.job.steps)
+
+    def _plan(self, prompts: PromptSet, number: int) -> StepPlan:
+        return self.planner.plan(
+            StepRequest(
+                step=number,
+                prompts=[
+                    Prompt(group, row["prompt_id"], tuple(tokens), row["data_source"])
+                    for group, tokens, row in zip(prompts.groups, prompts.tokens, prompts.rows, strict=True)
+                ],
+                samples_per_prompt=self.job.rollout.n,
+                max_response_length=self.job.rollout.max_response_length,
+                functions=self.limits,
+                fed=fed_functions(self.settings, self.limits, deterministic=self.job.deterministic),
+            )
+        )
+
+    def _new_step(
+        self, number: int, versions: dict[str, Version], prompts: PromptSet, plan: StepPlan, report: Report,
+        tasks: asyncio.TaskGroup, draw: Callable[[], PromptSet],
+    ) -> Step:  # fmt: skip
+        job = self.job
+        return Step(
+            number=number,
+            epoch=self.epoch,
+            seed=job.seed,
+            prompts=prompts,
+            plan=plan,
+            versions=versions,
+            settings=self.settings,
+            optimizers={critic: optimizer_settings(job, job.critic) for critic in CRITICS},
+            options=recipe_options(job, self.recipe),
+            sampling=job.rollout.model_dump(include={"temperature", "top_p", "top_k", "max_response_length"}),
+            samples_per_prompt=job.rollout.n,
+            scorer=job.reward.model_dump(exclude={"model"}),
+            deterministic=job.deterministic,
+            fleet=self.fleet,
+            store=self.store,
+            tasks=tasks,
+            call_s=job.limits.call_s,
+            lifetime_s=job.exchange.lifetime_s,
+            draw=draw,
+            report=report,
+        )
+
+    async def _validate(self, number: int, versions: dict[str, Version], plan: StepPlan, report: Report) -> None:
+        """Greedy (or as [validation] says) responses to the held-out prompts, scored by the job's scorer."""
+        clock = asyncio.get_running_loop().time
+        start_s = clock()
+        prompts, config = self.prompts.validation(), self.job.validation
+        scored = Report()
+        async with asyncio.TaskGroup() as tasks:
+            step = self._new_step(number, versions, prompts, plan, scored, tasks, no_more_prompts)
+            samples = step.generate(n=config.n, temperature=config.temperature, name="validate")
+            columns = step.reward(samples, name="validate_reward")
+            scores = await step.column("score", samples, columns)
+            accuracy = await step.column("acc", samples, columns) or scores
+        report.metrics |= validation_metrics(prompts, accuracy, scores, config.n)
+        report.calls += scored.calls
+        report.spans.append(Span("testing", "generate", start_s, clock()))
+
+    async def _commit(
+        self, versions: dict[str, Version], cursor: Cursor, report: Report, plan: StepPlan, start_s: float, before: Cost
+    ) -> None:
+        number = len(self.journal.records)
+        stop_s, cost = asyncio.get_running_loop().time(), self.cost()
+        learned = {"training/global_step": float(number), "training/epoch": float(cursor.epoch)} | report.metrics
+        await self.on_report(number, report)
+        record = await self.journal.commit(
+            history={
+                "weights": await model_versions.digests(self.store, versions),
+                "cursor": cursor.to_json(),
+                "data": self.prompts.digest,
+                "metrics": learned,
+            },
+            pointers={"versions": {model: version.to_json() for model, version in versions.items()}},
+            observed={"metrics": observed_metrics(report, cost - before, start_s, stop_s), "cost_usd": cost.usd},
+        )
+        self.on_commit(StepResult(record, report, plan, start_s, stop_s))
+        await model_versions.keep(self.store, [r.versions for r in self.journal.records], self.job.checkpoints.keep)
+        for prefix in (f"calls/s{number:06d}.", f"batches/s{number:06d}/"):
+            await self.store.delete(prefix)
+
+
+def no_more_prompts() -> PromptSet:
+    raise RunError("validation draws no further prompts")
+
+
+def validation_metrics(
+    prompts: PromptSet, accuracy: Mapping[int, Sequence[float]], scores: Mapping[int, Sequence[float]], n: int
+) -> dict[str, float]:
+    """verl's `val-core/<data_source>/acc/mean@n`, and the mean score beside it."""
+    metrics: dict[str, float] = {}
+    for source in sorted({row["data_source"] for row in prompts.rows}):
+        groups = [g for g, row in zip(prompts.groups, prompts.rows, strict=True) if row["data_source"] == source]
+        for name, values in (("val-core/{}/acc/mean@{}", accuracy), ("val-core/{}/reward/mean@{}", scores)):
+            found = [value for group in groups for value in values.get(group, ())]
+            if found:
+                metrics[name.format(source, n)] = sum(found) / len(found)
+    return metrics
+
+
+def observed_metrics(report: Report, spent: Cost, start_s: float, stop_s: float) -> dict[str, float]:
+    """verl's timing_s/*, timing_per_token_ms/* and perf/* of a step.
+
+    perf/throughput is tokens a second and GPU, in verl over all GPUs that the job holds
+    (verl/trainer/ppo/metric_utils.py, compute_throughout_metrics: tokens / (time * n_gpus)). Here GPUs come and go: it
+    is tokens a GPU-second paid for in the step, which is the same where all are held. Without GPUs, a replica counts as
+    one.
+    """
+    seconds: dict[str, float] = {}
+    for span in report.spans:
+        seconds[span.name] = seconds.get(span.name, 0.0) + span.stop_s - span.start_s
+    metrics = {f"timing_s/{name}": value for name, value in seconds.items()} | {"timing_s/step": stop_s - start_s}
+    if report.tokens:
+        metrics |= {f"timing_per_token_ms/{name}": 1e3 * value / report.tokens for name, value in seconds.items()}
+        metrics["perf/total_num_tokens"] = float(report.tokens)
+        if device_s := spent.gpu_s or spent.replica_s:
+            metrics["perf/throughput"] = report.tokens / device_s
+    return metrics | report.observed | {"perf/time_per_step": stop_s - start_s}

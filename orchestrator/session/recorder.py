@@ -1,0 +1,245 @@
+"""What a run leaves for people: metrics, cost, trace, samples, events, and the view of it while it goes on.
+
+Everything here is derived from the journal and the platform's books: a recorder brings the files in line with the
+journal when it opens, and never decides anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from functions.base.samples import Columns
+from functions.base.wire import Json
+from orchestrator.base.errors import RunError
+from orchestrator.calls.exchange import AsyncExchange
+from orchestrator.calls.fleet import Fleet
+from orchestrator.job.config import JobConfig
+from orchestrator.planner.base import CallObservation, StepPlan
+from orchestrator.platforms.base import FunctionSpec, Platform
+from orchestrator.run.directory import write_atomically
+from orchestrator.run.events import EventLog
+from orchestrator.run.journal import Record
+from orchestrator.run.ledger import Books, Cost, Ledger, total
+from orchestrator.session.loop import StepResult
+from orchestrator.session.terminal_view import Snapshot, View, time_left_s
+from orchestrator.step.dataflow import Report
+from orchestrator.telemetry.job_metrics import JobMetrics
+from orchestrator.telemetry.now import Now
+from orchestrator.telemetry.open_sinks import open_sinks
+from orchestrator.telemetry.plans import Plans
+from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
+
+VIEW_EVERY_S = 0.25
+BOOKS_EVERY_S = 10.0
+"""A killed execution loses at most so much of its spending from the books."""
+REWARD = "critic/score/mean"
+VALIDATION = "val-core/"
+FOLLOWED = (REWARD, "response_length/mean", "actor/ppo_kl", "actor/grad_norm", "perf/throughput", "timing_s/step")
+"""What a `step` event tells of the step's metrics; metrics.jsonl has them all."""
+FIRST_FAILURES = 8
+
+
+class Recorder:
+    """Opened for one execution of a job, when its journal is read and its platform made."""
+
+    def __init__(
+        self, job: JobConfig, path: Path, store: AsyncExchange, records: Sequence[Record], platform: Platform,
+        specs: Sequence[FunctionSpec], view: View, events: EventLog,
+    ) -> None:  # fmt: skip
+        self._job, self._path, self._store, self._records = job, path, store, records
+        self._platform, self._specs, self._view, self._events = platform, specs, view, events
+        self._begun_s = asyncio.get_running_loop().time()
+        committed = [(record.step, metrics_of(record)) for record in records]
+        self._sinks = open_sinks(job, path, committed, self.note)
+        self._ledger = Ledger(path / "cost.json", specs, next_step=len(records), now_s=self._begun_s)
+        self._curves = _Curves()
+        for _, metrics in committed:
+            self._curves.add(metrics)
+        self._trace = Trace(path / "trace.json", now_s=self._begun_s, unix_s=time.time())
+        self._now = Now(path, self._trace.job_s)
+        self._plans = Plans(path)
+        self.counts = JobMetrics(path)
+        events.append("started", {"execution": events.executions + 1, "step": len(records) - 1, "steps": job.steps})
+        for record in records:
+            self._tell(record)
+
+    def planned(self, step: int, plan: StepPlan) -> None:
+        """What a step is about to do."""
+        self._plans.write(step, plan)
+
+    def books(self) -> Books:
+        """The job's cost until now, as written to cost.json."""
+        books = self._ledger.update(self._platform.usage(), asyncio.get_running_loop().time())
+        self.counts.write(books)
+        return books
+
+    def cost(self) -> Cost:
+        """Of the job until now."""
+        return total(self._ledger.count(self._platform.usage(), asyncio.get_running_loop().time()).functions)
+
+    async def keep_samples(self, number: int, report: Report) -> None:
+        """Writes samples/NNNNNN.jsonl: the first of the step's scored samples, in the order (group, index)."""
+        texts = [json.loads(line) for ref in report.texts for line in (await self._store.get(ref)).splitlines()]
+        kept = sorted(texts, key=lambda text: (text["group"], text["index"]))[: self._job.telemetry.samples]
+        if kept and report.mismatch is not None:
+            found = Columns.decode(await self._store.get(report.mismatch))
+            keys = zip(found.group.tolist(), found.index.tolist(), strict=True)
+            mismatch = dict(zip(keys, found.sample["mismatch"].tolist(), strict=True))
+            for text in kept:
+                text["mismatch"] = mismatch.get((text["group"], text["index"]))  # None: it did not train
+        if kept:
+            lines = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in kept)
+            try:
+                write_atomically(self._path / "samples" / f"{number:06d}.jsonl", lines.encode())
+            except OSError as error:
+                raise RunError(f"{self._path / 'samples'}: cannot be written: {error.strerror}") from error
+
+    def committed(self, result: StepResult, fleet: Fleet) -> None:
+        """A step is in the journal: metrics, cost and trace follow it."""
+        now_s, usage = asyncio.get_running_loop().time(), self._platform.usage()
+        step = result.record.step
+        self._tell(result.record)
+        if failed := result.report.failed:
+            self._events.tell("sample_failures", step, {"count": len(failed), "first": failed[:FIRST_FAILURES]})
+        cost = self._ledger.close_step(step, usage, now_s)
+        metrics = metrics_of(result.record)
+        self._curves.add(metrics)
+        self.counts.committed(metrics, cost.usd)
+        self.counts.write(self._ledger.books)
+        for sink in self._sinks:
+            sink.write(step, metrics)
+        name = f"step {step}"
+        lengths = [result.report.lengths[group] for group in sorted(result.report.lengths)]
+        spans = [TraceSpan(JOB, "step", name, result.start_s, result.stop_s, {"lengths": lengths})]
+        spans += [TraceSpan(JOB, span.name, name, span.start_s, span.stop_s) for span in result.report.spans]
+        spans += [call_span(call) for call in result.report.calls]
+        self._trace.write(spans, usage, now_s)
+        self._now.look(self._platform.replicas(), now_s)
+        self._now.committed()
+        self._view.committed(self.snapshot(fleet))
+
+    def note(self, message: str) -> None:
+        """One line worth knowing: a retry, something that was given up."""
+        self._events.append("note", {"message": message})
+
+    def _tell(self, record: Record) -> None:
+        if self._job.exchange.url is not None:  # else the journal itself lies there
+            write_atomically(self._path / record.key, record.encode())
+        metrics = metrics_of(record)
+        if validation := {name: value for name, value in metrics.items() if name.startswith(VALIDATION)}:
+            self._events.tell("validation", record.step, {"metrics": validation})
+        followed = {name: metrics[name] for name in FOLLOWED if name in metrics}
+        cost_usd, versions = record.observed["cost_usd"], record.pointers["versions"]
+        self._events.tell("step", record.step, {"metrics": followed, "cost_usd": cost_usd, "versions": versions})
+
+    @asynccontextmanager
+    async def watching(self, fleet: Fleet) -> AsyncIterator[None]:
+        """Shows the job while it runs; at the end the files are closed with what was spent until then."""
+        watch, failed = asyncio.create_task(self._watch(fleet)), True
+        try:
+            yield
+            failed = False
+        finally:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+            now_s, usage = asyncio.get_running_loop().time(), self._platform.usage()
+            self.counts.write(self._ledger.update(usage, now_s))
+            self._trace.write([], usage, now_s)
+            self._now.look(self._platform.replicas(), now_s)
+            self._now.committed()
+            self._now.write(len(self._records), self._ledger.books, now_s)
+            for sink in self._sinks:
+                sink.close(failed=failed)
+            self._trace.close()
+            self._plans.close()
+            self._view.close()
+
+    async def _watch(self, fleet: Fleet) -> None:
+        shown: Json = {}
+        clock = asyncio.get_running_loop().time
+        written_s = clock()
+        while True:
+            if clock() >= written_s + BOOKS_EVERY_S:
+                self.books()
+                written_s = clock()
+            self._now.look(self._platform.replicas(), clock())
+            self._now.write(len(self._records), self._ledger.books, clock())
+            snapshot = self.snapshot(fleet)
+            self._view.changed(snapshot)
+            replicas = {name: exist for name, (exist, _) in snapshot.replicas.items()}
+            now: Json = {"step": len(self._records), "stages": list(snapshot.stages), "replicas": replicas}
+            if now != shown:
+                self._events.append("stage", now)
+                shown = now
+            await asyncio.sleep(VIEW_EVERY_S)
+
+    def snapshot(self, fleet: Fleet) -> Snapshot:
+        """The job now; its cost as of the last look into the books."""
+        existing = Counter(replica.function for replica in self._platform.replicas())
+        step, curves, books = max(0, len(self._records) - 1), self._curves, self._ledger.books
+        return Snapshot(
+            job=self._job.name,
+            recipe=self._job.recipe,
+            step=step,
+            steps=self._job.steps,
+            elapsed_s=asyncio.get_running_loop().time() - self._begun_s,
+            stages=fleet.at_work(),
+            replicas={spec.name: (existing[spec.name], spec.max_replicas) for spec in self._specs},
+            rewards=curves.rewards,
+            validations=curves.validations,
+            validation_name=curves.validation_name,
+            tokens_per_s=curves.tokens_per_s,
+            cost_usd=books.usd,
+            serverful_usd=total(books.serverful).usd,
+            left_s=time_left_s(step, self._job.steps, curves.step_s),
+        )
+
+
+def call_span(call: CallObservation) -> TraceSpan:
+    begun_s = call.stop_s - call.work_s
+    return TraceSpan(call.function, call.replica, call.operation, begun_s, call.stop_s, call_args(call), call.phases)
+
+
+def call_args(call: CallObservation) -> Json:
+    """A call in the trace: the function's own counts, the samples that came back, and its cold start if it had one."""
+    args: Json = dict(call.stats)
+    if call.samples:
+        args |= {"samples": call.samples, "prompt_tokens": call.prompt_tokens, "response_tokens": call.response_tokens}
+    return args | ({"start_s": call.start_s} if call.cold else {})
+
+
+@dataclass
+class _Curves:
+    """What the view follows of the committed steps."""
+
+    rewards: list[float] = field(default_factory=list)
+    validations: list[float] = field(default_factory=list)
+    validation_name: str = ""
+    tokens_per_s: float | None = None
+    step_s: list[float] = field(default_factory=list)
+    """Of training steps."""
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        if REWARD in metrics:
+            self.rewards.append(metrics[REWARD])
+            self.step_s.append(metrics["perf/time_per_step"])
+            self.tokens_per_s = metrics["perf/total_num_tokens"] / metrics["perf/time_per_step"]
+        for name in metrics:
+            if name.startswith(VALIDATION) and "/acc/" in name:
+                self.validation_name = self.validation_name or name
+                if name == self.validation_name:
+                    self.validations.append(metrics[name])
+
+
+def metrics_of(record: Record) -> dict[str, float]:
+    """A record's metrics: those of learning, and those of the execution that committed it."""
+    observed: Json = record.observed["metrics"]
+    return {**record.history["metrics"], **observed}

@@ -1,0 +1,163 @@
+"""One execution of a job on this machine: takes the run's lock and lease, puts the parts together, runs the loop.
+
+run directory --lock--> lease (epoch) --> journal --> platform --> loop --> model/
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from functions.base.wire import Json
+from orchestrator.base.errors import RunError, Stopped
+from orchestrator.calls.exchange import AsyncExchange
+from orchestrator.calls.fleet import Fleet
+from orchestrator.calls.invoke import Invoker, Limits, RetryPolicy
+from orchestrator.calls.tracing import Tracing
+from orchestrator.job.config import JobConfig
+from orchestrator.job.functions import check_room, check_split, function_limits, function_specs
+from orchestrator.job.prompts import PromptSource
+from orchestrator.planner.scaling import Unmet
+from orchestrator.platforms.base import FunctionSpec
+from orchestrator.recipes import Recipe, find_recipe
+from orchestrator.recipes.settings import job_models, recipe_options, train_settings
+from orchestrator.run.directory import RunDirectory
+from orchestrator.run.events import EventLog, first_failure, open_events
+from orchestrator.run.journal import Journal
+from orchestrator.run.lease import take_lease
+from orchestrator.run.user_files import carry
+from orchestrator.run.versions import check_models, export
+from orchestrator.session.history import recorded_steps
+from orchestrator.session.job_planner import job_planner
+from orchestrator.session.loop import Loop
+from orchestrator.session.open_platform import check_platform, open_platform
+from orchestrator.session.recorder import Recorder
+from orchestrator.session.terminal_view import View
+from orchestrator.telemetry.open_sinks import check_sinks
+from orchestrator.telemetry.otlp import check_exporter, open_tracing
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that was checked as far as it can be before anything is started or written."""
+
+    job: JobConfig
+    recipe: Recipe
+    settings: Json
+    source: PromptSource
+    specs: list[FunctionSpec]
+
+
+def prepare(job: JobConfig) -> Prepared:
+    """Raises ConfigError or DataError, in one line, for a job that cannot run."""
+    recipe = find_recipe(job.recipe)
+    settings = train_settings(job, recipe)
+    recipe_options(job, recipe)
+    models = job_models(recipe, settings)
+    check_models(job, models)
+    check_exporter(job)
+    check_sinks(job)
+    specs = function_specs(job, models)
+    job_planner(job, specs)
+    source = PromptSource.load(job)
+    check_room(job, function_limits(job, specs), source.longest)
+    check_split(job)
+    check_platform(job, specs)
+    return Prepared(job, recipe, settings, source, specs)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A prepared job and where it lives."""
+
+    prepared: Prepared
+    directory: RunDirectory
+
+    @property
+    def job(self) -> JobConfig:
+        return self.prepared.job
+
+
+async def execute(run: Run, view: View) -> Path:
+    """Runs the job from its last commit to its end; returns the directory of the final model.
+
+    Raises OrchestratorError (one line). Whatever happens, functions go to zero before it returns.
+    """
+    with run.directory.lock(), open_events(run.directory.path) as events:
+
+        def note(message: str) -> None:
+            events.append("note", {"message": message})
+
+        with open_tracing(run.job, note) as tracing:
+            return await _execute(run, view, events, tracing)
+
+
+async def _execute(run: Run, view: View, events: EventLog, tracing: Tracing) -> Path:
+    job, path, specs = run.job, run.directory.path, run.prepared.specs
+    store = AsyncExchange(run.directory.open_exchange(job), patience_s=job.limits.store_s)
+    epoch = await take_lease(store.durable, f"{os.uname().nodename} {os.getpid()}")
+    journal = await Journal.open(store.durable)
+    told, settings = job, run.prepared.settings
+    if job.platform.kind == "knative":
+        told, settings = await carry(store, job, settings)
+    platform = open_platform(job, *run.directory.exchange(job), log_dir=path / "logs")
+    recorder = Recorder(job, path, store, journal.records, platform, specs, view, events)
+    invoker = Invoker(
+        platform,
+        retry=RetryPolicy(attempts=job.limits.attempts),
+        limits=Limits(heartbeat_s=job.limits.heartbeat_s),
+        seed=job.seed,
+        note=recorder.note,
+        tracing=tracing,
+        ended=recorder.counts.call_ended,
+    )
+    fleet = Fleet(platform, invoker)
+    planner = job_planner(job, specs)
+    for past in recorded_steps(job, path / "trace.json", journal.records, run.prepared.source):
+        planner.recall(past, job.rollout.max_response_length)
+    loop = Loop(
+        job=told,
+        recipe=run.prepared.recipe,
+        prompts=run.prepared.source,
+        store=store,
+        journal=journal,
+        fleet=fleet,
+        planner=planner,
+        epoch=epoch,
+        limits=function_limits(job, specs),
+        settings=settings,
+        cost=recorder.cost,
+        on_plan=recorder.planned,
+        on_report=recorder.keep_samples,
+        on_commit=lambda result: recorder.committed(result, fleet),
+    )
+    async with recorder.watching(fleet):
+        try:
+            await platform.deploy(specs)
+            await loop.run()
+        except Unmet as error:
+            raise RunError(f"planner: {error}") from None
+        finally:
+            await platform.close()
+    return await export(store, journal.records[-1].versions["actor"], path / "model")
+
+
+def train(run: Run, view: View) -> Path:
+    """`execute` in an event loop of its own; SIGINT and SIGTERM end it in order, with functions at zero."""
+
+    async def main() -> Path:
+        task = asyncio.current_task()
+        assert task is not None, "inside asyncio.run"
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        try:
+            return await execute(run, view)
+        except asyncio.CancelledError:
+            raise Stopped(f"stopped; go on with `rlhf-orchestrate resume {run.directory.path}`") from None
+        except BaseExceptionGroup as group:
+            raise first_failure(group) from None
+
+    return asyncio.run(main())
