@@ -43,10 +43,10 @@ class Served:
                 env={**os.environ, **env}, stdout=log, stderr=log,
             )  # fmt: skip
         transport = httpx.HTTPTransport(uds=self.socket)
-        self.client = httpx.Client(transport=transport, base_url="http://replica", timeout=20)
+        self.client = httpx.Client(transport=transport, base_url="http://replica", timeout=100)
 
     def wait_ready(self) -> None:
-        until_s = time.monotonic() + 30
+        until_s = time.monotonic() + 100
         while time.monotonic() < until_s:
             assert self.process.poll() is None, self.log.read_text()
             with socket.socket(socket.AF_UNIX) as probe:  # httpx leaves the socket of a refused connection unclosed

@@ -111,7 +111,7 @@ def arguments(*words: object, module: str = "orchestrator.commands") -> list[str
     return [sys.executable, "-m", module, *map(str, words)]
 
 
-def command(*words: object, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+def command(*words: object, timeout_s: float = 250) -> subprocess.CompletedProcess[str]:
     """`rlhf-orchestrate WORDS`, to its end."""
     return subprocess.run(arguments(*words), env=ENV, capture_output=True, text=True, timeout=timeout_s, check=False)
 
@@ -179,7 +179,7 @@ def children(process: int) -> Sequence[int]:
 
 def assert_nothing_left() -> None:
     """No orchestrator and no function that this test session started is left."""
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 60
     while left := [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _ours(pid)]:
         assert time.monotonic() < deadline_s, f"processes are left: {left}"
         time.sleep(0.1)
