@@ -23,6 +23,16 @@ from functions.exchange.directory import DirectoryExchange
 FUNCTIONS = Path(__file__).with_name("functions_for_tests.py")
 
 
+IMPATIENT = """
+import dataclasses, sys
+from functions.server.app import serve
+from functions.server.settings import Settings
+settings, where = Settings.from_command_line(sys.argv[2:])
+serve(dataclasses.replace(settings, stuck_s=float(sys.argv[1])), where.listen())
+"""
+"""A server that does not wait long for a cancelled call."""
+
+
 class Served:
     """A server process, started as a container starts it."""
 
@@ -31,9 +41,7 @@ class Served:
         self.socket = str(root / f"{len(list(root.glob('*.sock')))}.sock")
         self.kind = f"{FUNCTIONS}:{kind}" if kind in ("Count", "Fails", "NeedsName", "Speaks", "Loads") else kind
         self.log = root / f"{Path(self.socket).stem}.log"
-        program = ["-m", "functions.server"]
-        if stuck_s is not None:
-            program = ["-c", f"import functions.server.app as s; s.STUCK_S = {stuck_s}; s.main()"]
+        program = ["-m", "functions.server"] if stuck_s is None else ["-c", IMPATIENT, str(stuck_s)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
