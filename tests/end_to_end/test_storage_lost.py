@@ -54,7 +54,7 @@ def run_until_step_2(job: Job, run: Path, exchange: str) -> Background:
 
 
 def last_line(running: Background) -> str:
-    output, _ = running.process.communicate(timeout=120)
+    output, _ = running.process.communicate(timeout=250)
     assert running.process.returncode not in (0, -9), output
     assert "Traceback" not in output
     return output.strip().splitlines()[-1]
@@ -110,7 +110,7 @@ def test_a_full_disk(job: Job, undisturbed: Path, tmp_path: Path) -> None:
         cp -r {run} {kept}
     """
     done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script], env=ENV, capture_output=True, text=True, timeout=200, check=False
+        ["unshare", "-rm", "sh", "-c", script], env=ENV, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "code").read_text().strip() not in ("0", "137")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,17 @@ class Background:
         self.process.communicate()
 
 
+class Seen:
+    """Counts the events of a run's calls that lie in its exchange, or have lain there when it was called before."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.events = run, set[Path]()
+
+    def __call__(self) -> int:
+        self.events |= set((self.run / "calls").glob("*/events/*"))
+        return len(self.events)
+
+
 TIMED = ("timing_s/", "timing_per_token_ms/", "perf/", "cost/", "planner/", "rollout/", "time")
 
 
@@ -164,17 +175,6 @@ def assert_same(run: Path, undisturbed: Path) -> None:
     assert history(run) == history(undisturbed)
     assert metrics(run) == metrics(undisturbed)
     assert model(run) == model(undisturbed)
-
-
-def children(process: int) -> Sequence[int]:
-    """All descendants of a process that live now."""
-    found = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = [tuple(map(int, line.split())) for line in found.splitlines()]
-    family, size = {process}, 0
-    while len(family) > size:
-        size = len(family)
-        family |= {pid for pid, parent in parents if parent in family}
-    return sorted(family - {process})
 
 
 def assert_nothing_left() -> None:
