@@ -41,7 +41,7 @@ def test_from_post_to_model_over_kills(tmp_path: Path) -> None:
     reward.write_text(reward.read_text().replace("    return", wait, 1))
     runs, port = tmp_path / "runs", free_port()
     file = tmp_path / "data" / "job.toml"
-    file.write_text(body := file.read_text().replace("steps = 4", f"steps = {STEPS}"))
+    file.write_text(body := file.read_text().replace("steps = 3", f"steps = {STEPS}"))
     headers = {"Content-Type": "application/toml", "Idempotency-Key": "one"}
 
     def step_of(api: httpx.Client, id: str) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
-import multiprocessing
 import os
 import random
 import signal
@@ -22,13 +21,13 @@ import pytest
 from functions.base.wire import Ref
 from functions.exchange.base import Buffer, Corrupt, Exchange, NotFound, Unavailable, checksum
 from functions.exchange.open import open_exchange
+from tests.support.forked import CONTEXT
 from tests.support.waiting import until
 
 MB = 1 << 20
 SIZES = (0, 1, 100, 65_536, 65_537, 3 * MB + 1)
 ODD_KEYS = ["", "/a", "a/", "a//b", "..", "a/../b", "./a", "a b", "a\n", "a*", "ä", "a?", "a#", "a+b", "a\\b", "a\0"]
 ODD_KEYS += ["x" * 201, "/".join(["x" * 100] * 6)]
-SPAWN = multiprocessing.get_context("forkserver")
 
 
 class RawStore(Protocol):
@@ -250,7 +249,7 @@ class Conformance:
     ) -> None:
         sizes = (50_000, 1_000_000, 10)
         for round_number in range(3):
-            writer = SPAWN.Process(target=put_forever, args=(backend.url, job, credentials(), "k", sizes))
+            writer = CONTEXT.Process(target=put_forever, args=(backend.url, job, credentials(), "k", sizes))
             writer.start()
             assert exchange.wait("k", 100)
             seen = set[bytes]()
@@ -285,7 +284,7 @@ class Conformance:
 
     def test_one_winner_among_processes(self, backend: Backend, exchange: Exchange, job: str) -> None:
         keys = [f"race/{number}" for number in range(10)]
-        with concurrent.futures.ProcessPoolExecutor(3, mp_context=SPAWN) as pool:
+        with concurrent.futures.ProcessPoolExecutor(3, mp_context=CONTEXT) as pool:
             futures = [pool.submit(contend, backend.url, job, credentials(), keys, n, 3) for n in range(3)]
             won = [future.result() for future in futures]
         for number, key in enumerate(keys):

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,37 +17,23 @@ import pytest
 
 from functions.base.wire import Call, Event
 from functions.exchange.directory import DirectoryExchange
+from tests.support.forked import ForkedServer
 
 FUNCTIONS = Path(__file__).with_name("functions_for_tests.py")
 
 
-IMPATIENT = """
-import dataclasses, sys
-from functions.server.app import serve
-from functions.server.settings import Settings
-settings, where = Settings.from_command_line(sys.argv[2:])
-serve(dataclasses.replace(settings, stuck_s=float(sys.argv[1])), where.listen())
-"""
-"""A server that does not wait long for a cancelled call."""
-
-
 class Served:
-    """A server process, started as a container starts it."""
+    """A server process."""
 
     def __init__(self, root: Path, kind: str, *arguments: str, stuck_s: float | None = None, **env: str) -> None:
         self.exchange = DirectoryExchange(str(root / "exchange" / "job"))
         self.socket = str(root / f"{len(list(root.glob('*.sock')))}.sock")
         self.kind = f"{FUNCTIONS}:{kind}" if kind in ("Count", "Fails", "NeedsName", "Speaks", "Loads") else kind
         self.log = root / f"{Path(self.socket).stem}.log"
-        program = ["-m", "functions.server"] if stuck_s is None else ["-c", IMPATIENT, str(stuck_s)]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable, *program, "--kind", self.kind, "--exchange", str(root / "exchange"),
-                    "--job", "job", "--name", "replica", "--uds", self.socket, "--heartbeat-s", "0.1", *arguments,
-                ],
-                env={**os.environ, **env}, stdout=log, stderr=log,
-            )  # fmt: skip
+        told = ["--kind", self.kind, "--exchange", str(root / "exchange"), "--job", "job", "--name", "replica"]
+        told += ["--uds", self.socket, "--heartbeat-s", "0.1", *arguments]
+        self.log.touch()
+        self.process = ForkedServer(told, {**os.environ, **env}, self.log, stuck_s)
         transport = httpx.HTTPTransport(uds=self.socket)
         self.client = httpx.Client(transport=transport, base_url="http://replica", timeout=100)
 

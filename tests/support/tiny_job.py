@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-STEPS = 4
+STEPS = 3
 MARK = f"RLHF_TEST_SESSION={uuid.uuid4()}"
 """In the environment of every process that these tests start, and of all their descendants."""
 ENV = (
