@@ -33,7 +33,7 @@ def test_killed_at_every_journal_boundary(job: Job, undisturbed: Path, tmp_path:
         orchestrator.wait_for(record(run, step).exists)
         orchestrator.kill()
         words = ["resume", run]
-        if step == 2:
+        if step == 1:
             exchange.put(hint_key("generate"), json.dumps(gone.to_json()).encode())
     done = command(*words)
     assert done.returncode == 0, done.stderr

@@ -71,7 +71,7 @@ class Server:
             process.terminate()
         for process in self.processes:
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -251,7 +251,7 @@ class BadS3:
                     self.answer(501, {}, b"<Error><Code>NotImplemented</Code><Message>If-None-Match</Message></Error>")
                     return
                 headers = {k: v for k, v in self.headers.items() if k.lower() not in ("if-none-match", "expect")}
-                upstream = http.client.HTTPConnection(LOOPBACK, server.port, timeout=30)
+                upstream = http.client.HTTPConnection(LOOPBACK, server.port, timeout=100)
                 try:
                     upstream.request(self.command, self.path, body, headers)
                     response = upstream.getresponse()
@@ -329,14 +329,20 @@ class Relay:
 
 class LosesAnswers(Relay):
     """While `armed`, it cuts connections instead of passing on an answer: the next one, or (`always`) every one until
-    it is disarmed, which to its clients is a server that is away."""
+    it is disarmed, which to its clients is a server that is away. The request after one with `armed_after` in it arms
+    it too."""
 
     def __init__(self, port: int, *, always: bool = False) -> None:
         self.always = always
         self.armed = threading.Event()
+        self.armed_after, self.seen = b"", False
         super().__init__(port)
 
     def passes(self, piece: bytes, answers: bool) -> bool:
+        if self.armed_after and not answers:
+            if self.seen:
+                self.armed.set()
+            self.seen = self.seen or self.armed_after in piece
         if not (answers and self.armed.is_set()) or piece.startswith(b"HTTP/1.1 100"):
             return True
         if not self.always:

@@ -74,14 +74,17 @@ def test_a_call_that_is_killed_again_and_again_gives_each_event_once(tmp_path: P
 
 
 def test_a_replica_that_falls_silent_is_given_up_and_the_call_goes_on_elsewhere(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
     async def test() -> None:
         async with local(tmp_path) as platform:
-            invoker = Invoker(platform, retry=QUICK, limits=Limits(heartbeat_s=2.5))
-            call = Call("c", "count", params={"n": 4, "pause_s": 0.2, "log": str(tmp_path / "log")})
+            invoker = Invoker(platform, retry=QUICK, limits=Limits(heartbeat_s=5.0))
+            call = Call("c", "count", params={"n": 4, "hold": 1, "until": str(gate), "log": str(tmp_path / "log")})
             seen: list[Event] = []
             async for event in invoker.invoke("f", call):
                 if event.kind == "samples" and not seen:
                     os.kill(int((tmp_path / "log").read_text().split()[1]), signal.SIGSTOP)
+                    gate.touch()
                 if event.kind not in ("started", "progress"):
                     seen.append(event)
             assert indices(seen) == [0, 1, 2, 3]
