@@ -64,7 +64,7 @@ def begin(engine: VllmEngine, wanted: Sequence[Request]) -> tuple[list[Sample], 
     """Samples with a token more or a few, CPU seconds until the last of them had it, and of handing them over."""
     from functions.generate.engine.base import Sampling
 
-    engine._forget_prefixes()
+    engine.forget_prefixes()
     total = sum(len(request.prompt) + len(request.response) for request in wanted)
     longest, cut_s = max(len(request.response) for request in wanted), 0.0
 

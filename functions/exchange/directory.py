@@ -42,7 +42,6 @@ PIECE_BYTES = 1 << 20
 """Hashed, then written, in pieces that stay in the processor's cache."""
 POLL_S = (0.0005, 0.01)
 """First and longest pause between two looks of `wait`."""
-SWEEP_EVERY_S = 300.0
 ABANDONED_S = 3600.0
 """An unpublished file that nobody wrote to for so long has lost its writer."""
 _READ_BYTES = 1 << 30
@@ -83,6 +82,8 @@ FOOTER_BYTES = len(Footer(0, "0" * 32, 0.0).encode())
 
 class DirectoryExchange:
     """See `Exchange`. Raises Unavailable when `root` cannot be made or written, or when its disk is full."""
+
+    sweep_every_s = 300.0
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
@@ -186,7 +187,7 @@ class DirectoryExchange:
         """Writes value and footer to a new file of `+tmp`; leaves nothing behind when that fails."""
         expires = 0.0 if check_lifetime(key, lifetime_s) is None else time.time() + float(lifetime_s or 0)
         if time.monotonic() > self._next_sweep:
-            self._next_sweep = time.monotonic() + SWEEP_EVERY_S
+            self._next_sweep = time.monotonic() + self.sweep_every_s
             self.sweep()
         temporary = str(self._tmp / uuid.uuid4().hex)
         with self._away(key):

@@ -60,7 +60,6 @@ MAX_BYTES = 512 << 20
 RETRY_PAUSES_S = (0.05, 0.3)
 LOOK_AGAIN_S = 1.0
 """`wait` looks so often even without a message: one may be lost with a connection."""
-LOCK_S = 60.0
 _WRITE = """
 local there = redis.call('EXISTS', KEYS[1]) == 1
 local before = there and redis.call('GETRANGE', KEYS[1], 0, ARGV[4])
@@ -82,6 +81,9 @@ Names = list[bytes]
 
 class RedisExchange:
     """See `Exchange`. `root` begins every key, e.g. `rlhf/job/`. Raises Unsuitable for a wrong password."""
+
+    lock_s = 60.0
+    """A holder that dies keeps a lock for so long."""
 
     def __init__(self, url: str, root: str) -> None:
         if urlsplit(url).password:
@@ -225,12 +227,12 @@ class RedisExchange:
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[None]:
-        """Held by one at a time, for LOCK_S at most (a holder that dies frees it so). Raises Unavailable."""
-        name, token, end = f"{self._name(key)}#lock", uuid.uuid4().hex, time.monotonic() + 2 * LOCK_S
-        held = ("PX", int(LOCK_S * 1000), "NX")
+        """Held by one at a time, for `lock_s` at most (a holder that dies frees it so). Raises Unavailable."""
+        name, token, end = f"{self._name(key)}#lock", uuid.uuid4().hex, time.monotonic() + 2 * self.lock_s
+        held = ("PX", int(self.lock_s * 1000), "NX")
         while self._send(key, lambda: [command("SET", name, token, *held)])[0] is None:
             if time.monotonic() > end:
-                raise Unavailable(f"{key}: its lock in Redis stayed taken for {2 * LOCK_S:.0f} s")
+                raise Unavailable(f"{key}: its lock in Redis stayed taken for {2 * self.lock_s:.0f} s")
             time.sleep(0.005)
         try:
             yield

@@ -43,21 +43,14 @@ from functions.exchange.base import (
 from functions.exchange.s3_body import Head, Value, Views, body, parts
 from functions.exchange.s3_errors import NOT_THERE, code, s3_errors, status
 
-PART_BYTES = 64 << 20
-MULTIPART_BYTES = 512 << 20
-"""Longer values go up in parts. 256 MB so against one put, on two busy cores: radosgw 0.8 to 1.2 times as fast, moto
-0.4 to 1.0; weights come in shards of 256 MB at most, several at once."""
 PART_THREADS = 4
 MAX_PUT_BYTES = 5 << 30
 """S3's limit of a single put, and so of a conditional one."""
 LOOK_FIRST_BYTES = 1 << 20
 """Before a longer conditional put, a HEAD: a loser need not send its value."""
 POLL_S = (0.02, 0.5)
-SWEEP_EVERY_S = 60.0
 SWEEP_KEYS = 100
 """A put removes at most so many expired values."""
-SWEEP_GRACE_S = 3600.0
-"""They are removed only so long after their end, when nobody is about to write the same key again."""
 CONFLICT_TRIES = 10
 
 Keys = list[str]
@@ -78,6 +71,14 @@ class S3Exchange:
     process that uses it: connections do not survive a fork.
     """
 
+    part_bytes = 64 << 20
+    multipart_bytes = 512 << 20
+    """Longer values go up in parts. 256 MB so against one put, on two busy cores: radosgw 0.8 to 1.2 times as fast,
+    moto 0.4 to 1.0; weights come in shards of 256 MB at most, several at once."""
+    sweep_every_s = 60.0
+    sweep_grace_s = 3600.0
+    """What expired is removed only so long after its end, when nobody is about to write the same key again."""
+
     def __init__(
         self,
         bucket: str,
@@ -92,7 +93,7 @@ class S3Exchange:
         self.root = f"{prefix}{job}/"
         self.name = f"s3://{bucket}/{prefix}" + (f" at {endpoint}" if endpoint else "")
         self.fence = fence
-        self._next_sweep = time.monotonic() + SWEEP_EVERY_S
+        self._next_sweep = time.monotonic() + self.sweep_every_s
         self._swept_to = ""
         config = botocore.config.Config(
             connect_timeout=5,
@@ -120,7 +121,7 @@ class S3Exchange:
         value = Value.of(key, data, lifetime_s)
         with s3_errors(key, self.name):
             self._mark(value)
-            if value.stored_bytes > MULTIPART_BYTES:
+            if value.stored_bytes > self.multipart_bytes:
                 self._put_parts(value)
             else:
                 self._put(value)
@@ -196,7 +197,7 @@ class S3Exchange:
     def sweep(self, limit: int = SWEEP_KEYS) -> int:
         """Removes at most `limit` values past their lifetime (and the grace); how many. `put` does it now and then."""
         swept = 0
-        latest_ms = (time.time() - SWEEP_GRACE_S) * 1000
+        latest_ms = (time.time() - self.sweep_grace_s) * 1000
         with s3_errors("sweeping", self.name):
             page = self.client.list_objects_v2(
                 Bucket=self.bucket, Prefix=f"{self.root}+expires/", StartAfter=self._swept_to
@@ -295,7 +296,7 @@ class S3Exchange:
 
         try:
             with concurrent.futures.ThreadPoolExecutor(PART_THREADS) as pool:
-                sent = list(pool.map(send, *zip(*enumerate(parts(value.stored, PART_BYTES), 1), strict=True)))
+                sent = list(pool.map(send, *zip(*enumerate(parts(value.stored, self.part_bytes), 1), strict=True)))
             self.client.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": sent})
         except BaseException:
             with contextlib.suppress(Exception):
@@ -344,7 +345,7 @@ class S3Exchange:
         if not value.expires_ms:
             return
         if time.monotonic() > self._next_sweep:
-            self._next_sweep = time.monotonic() + SWEEP_EVERY_S
+            self._next_sweep = time.monotonic() + self.sweep_every_s
             self.sweep()
         mark = self.root + _mark_key(value.ref.key, value.expires_ms)
         self.client.put_object(Bucket=self.bucket, Key=mark, Body=b"")

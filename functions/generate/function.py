@@ -102,12 +102,12 @@ class GenerateFunction:
         if deterministic or threads is not None:
             torch.set_num_threads(1 if deterministic else threads or 1)
         VllmSettings(**(vllm or {}))  # refuses unknown names and impossible values
-        self._policy = HeldPolicy(engine, EngineOptions(pick_dtype(dtype), where, slots, deterministic, vllm or {}))
+        self.policy = HeldPolicy(engine, EngineOptions(pick_dtype(dtype), where, slots, deterministic, vllm or {}))
 
     def load_ahead(self, load: Load, context: Context) -> None:
         if load.operation != "generate" or "policy" not in load.weights:
             raise FatalError("the generate function loads for operation 'generate', with weights.policy")
-        self._policy.hold(load.weights["policy"], context)
+        self.policy.hold(load.weights["policy"], context)
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "generate":
@@ -121,7 +121,7 @@ class GenerateFunction:
         done = {key for event in prior for key in zip(event.data["group"], event.data["index"], strict=True)}
         left = [row for row, key in enumerate(_keys(batch)) if key not in done]
         with context.loading.timed():
-            engine, choice = self._policy.hold(call.weights["policy"], context)
+            engine, choice = self.policy.hold(call.weights["policy"], context)
         writer = _Writer(call, context, batch, len(prior))
         inbox = moves.read(call, context, engine, _requests(batch, left))
         outbox = moves.Outbox(call, context, _keys(batch))

@@ -21,7 +21,7 @@ from functions.weights.materialize import materialize
 class HeldPolicy:
     def __init__(self, engine: str, options: EngineOptions) -> None:
         self._wanted, self._options = engine, options
-        self._engine: Engine | None = None
+        self.engine: Engine | None = None
         self._choice: Choice | None = None
         self._version: Version | None = None
         self._swaps_adapters = engine == "vllm" and bool(options.vllm.get("lora_rank"))
@@ -31,8 +31,8 @@ class HeldPolicy:
 
     def hold(self, version: Version, context: Context) -> tuple[Engine, Choice]:
         """The engine with `version` loaded. FatalError for a model that it cannot run."""
-        if self._engine is not None and self._choice is not None and self._version == version:
-            return self._engine, self._choice
+        if self.engine is not None and self._choice is not None and self._version == version:
+            return self.engine, self._choice
         self._version = None
         root = Path(context.scratch) / "policy"
         copy = self._copy = self._copy or LocalCopy(root)
@@ -55,9 +55,9 @@ class HeldPolicy:
         try:
             arrival = copy.bring(context.exchange, version, context.phase)
         finally:
-            if copy.altered and self._engine is not None:  # on a CPU, its weights may be the pages of these files
-                self._engine.close()
-                self._engine = self._choice = None
+            if copy.altered and self.engine is not None:  # on a CPU, its weights may be the pages of these files
+                self.engine.close()
+                self.engine = self._choice = None
         engine, choice = self._started(arrival.directory, context)
         with context.phase("load"):
             engine.load(version, arrival.directory, arrival.changes)
@@ -81,8 +81,8 @@ class HeldPolicy:
 
     def _started(self, directory: Path, context: Context) -> tuple[Engine, Choice]:
         """The engine; chosen for the model of `directory` and made where there is none yet."""
-        if self._engine is None or self._choice is None:
+        if self.engine is None or self._choice is None:
             with context.phase("start engine"):
                 self._choice = choose(self._wanted, directory, self._options)
-                self._engine = make_engine(self._choice, self._options)
-        return self._engine, self._choice
+                self.engine = make_engine(self._choice, self._options)
+        return self.engine, self._choice

@@ -61,8 +61,6 @@ from functions.server.settings import Settings
 
 log = logging.getLogger(__name__)
 
-STUCK_S = 60.0
-"""How long a cancelled call may go on before the process, of no use any more, ends itself."""
 STUCK_EXIT = 70
 ANSWERED_S = 1.0
 """How long a call waits for the one before it to be closed: its caller may be gone without our knowing it yet."""
@@ -192,8 +190,9 @@ class Server:
             task.add_done_callback(self._tasks.discard)
 
     async def _await_end(self, opened: Open) -> None:
-        if not await _within(STUCK_S, opened.ended):
-            log.error("call %s goes on %g s after it was cancelled: exit", opened.attempt.call.id, STUCK_S)
+        if not await _within(self.settings.stuck_s, opened.ended):
+            call, stuck_s = opened.attempt.call.id, self.settings.stuck_s
+            log.error("call %s goes on %g s after it was cancelled: exit", call, stuck_s)
             os._exit(STUCK_EXIT)
 
     def ended(self, opened: Open, outcome: Outcome) -> None:

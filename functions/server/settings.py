@@ -52,6 +52,8 @@ class Settings:
     scratch: str = ""
     token: str = ""
     function: str = ""
+    stuck_s: float = 60.0
+    """How long a cancelled call may go on before the process, of no use any more, ends itself."""
 
     def __post_init__(self) -> None:
         if self.threads < 1:

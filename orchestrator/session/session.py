@@ -20,6 +20,7 @@ from orchestrator.calls.tracing import Tracing
 from orchestrator.job.config import JobConfig
 from orchestrator.job.functions import check_room, check_split, function_limits, function_specs
 from orchestrator.job.prompts import PromptSource
+from orchestrator.planner.base import Planner
 from orchestrator.planner.scaling import Unmet
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.recipes import Recipe, find_recipe
@@ -75,6 +76,8 @@ class Run:
 
     prepared: Prepared
     directory: RunDirectory
+    planner: Planner | None = None
+    """Instead of the one that the job names."""
 
     @property
     def job(self) -> JobConfig:
@@ -115,7 +118,7 @@ async def _execute(run: Run, view: View, events: EventLog, tracing: Tracing) -> 
         ended=recorder.counts.call_ended,
     )
     fleet = Fleet(platform, invoker)
-    planner = job_planner(job, specs)
+    planner = run.planner or job_planner(job, specs)
     for past in recorded_steps(job, path / "trace.json", journal.records, run.prepared.source):
         planner.recall(past, job.rollout.max_response_length)
     loop = Loop(

@@ -1,6 +1,6 @@
 """A sink that others run (wandb, MLflow), in a thread of its own: slow or failing, it never holds the job up.
 
-What it throws is told once, and the job goes on without it; at the end it has END_S to finish.
+What it throws is told once, and the job goes on without it; at the end it has `end_s` to finish.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ END_S = 30.0
 class Background:
     """`open` makes the sink, in its thread. Made in an event loop, whose thread calls `note`."""
 
-    def __init__(self, name: str, open: Callable[[], Sink], note: Callable[[str], None]) -> None:
-        self._name, self._once = name, Once(note)
+    def __init__(
+        self, name: str, open: Callable[[], Sink], note: Callable[[str], None], *, end_s: float = END_S
+    ) -> None:
+        self._name, self._once, self._end_s = name, Once(note), end_s
         self._steps: queue.SimpleQueue[tuple[int, Mapping[str, float]] | bool] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(open,), name=name, daemon=True)
         self._thread.start()
@@ -30,10 +32,10 @@ class Background:
 
     def close(self, *, failed: bool) -> None:
         self._steps.put(failed)
-        self._thread.join(END_S)
+        self._thread.join(self._end_s)
         if self._thread.is_alive():
             self._once.tell(
-                f"{self._name}: has not finished {END_S:g} s after the job's end; what it lacks is lost to it"
+                f"{self._name}: has not finished {self._end_s:g} s after the job's end; what it lacks is lost to it"
             )
         self._once.settle()
 

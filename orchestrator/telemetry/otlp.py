@@ -3,7 +3,7 @@
 On where the job says `telemetry.otlp_endpoint`, or the standard variable OTEL_EXPORTER_OTLP_ENDPOINT is set; the other
 variables of the exporter (OTEL_EXPORTER_OTLP_HEADERS, _TIMEOUT, _CERTIFICATE, ...) count as well. Spans leave in a
 thread of the SDK's. A collector that is away or slow costs spans, never time: what does not fit the queue is dropped,
-the job's end waits END_S at most, and the job's events say it once.
+the job's end waits `end_s` at most, and the job's events say it once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 END_S = 5.0
 EVERY_S = 1.0
-"""Spans leave so often."""
 VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 MISSING = "wants OpenTelemetry's SDK and exporter: pip install 'rlhf-orchestrate[otel]'"
 
@@ -52,8 +51,10 @@ def check_exporter(job: JobConfig) -> None:
 
 
 @contextmanager
-def open_tracing(job: JobConfig, note: Callable[[str], None]) -> Iterator[Tracing]:
-    """Inside an event loop; `note` is called in its thread, at most once."""
+def open_tracing(
+    job: JobConfig, note: Callable[[str], None], *, end_s: float = END_S, every_s: float = EVERY_S
+) -> Iterator[Tracing]:
+    """Inside an event loop; `note` is called in its thread, at most once. Spans leave every `every_s`."""
     endpoint = endpoint_of(job)
     if endpoint is None:
         yield Tracing()
@@ -62,15 +63,15 @@ def open_tracing(job: JobConfig, note: Callable[[str], None]) -> Iterator[Tracin
         note(f"no traces are exported to {endpoint}: it {MISSING}")
         yield Tracing()
         return
-    exporter = _Exporter(endpoint, job.name, note)
+    exporter = _Exporter(endpoint, job.name, note, every_s)
     try:
         yield exporter.tracing
     finally:
-        exporter.close()
+        exporter.close(end_s)
 
 
 class _Exporter:
-    def __init__(self, endpoint: str, job: str, note: Callable[[str], None]) -> None:
+    def __init__(self, endpoint: str, job: str, note: Callable[[str], None], every_s: float) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -102,7 +103,7 @@ class _Exporter:
                 outer._ended += 1
                 super().on_end(span)
 
-        self._processor = Counting(Telling(), schedule_delay_millis=EVERY_S * 1e3)
+        self._processor = Counting(Telling(), schedule_delay_millis=every_s * 1e3)
         self._resource = Resource.create({"service.name": "rlhf-orchestrate", "rlhf.job": job})
         provider = TracerProvider(resource=self._resource, shutdown_on_exit=False)
         provider.add_span_processor(self._processor)
@@ -134,11 +135,11 @@ class _Exporter:
     def _failed(self, reason: str) -> None:
         self._once.tell(f"traces are not exported to {self._endpoint}: {reason}; the job goes on without")
 
-    def close(self) -> None:
-        """Exports what is left, for END_S at most."""
+    def close(self, end_s: float) -> None:
+        """Exports what is left, for `end_s` at most."""
         ending = threading.Thread(target=self._processor.shutdown, daemon=True, name="end of traces")
         ending.start()
-        ending.join(END_S)
+        ending.join(end_s)
         if ending.is_alive():
             self._failed(f"{self._ended - self._exported} of {self._ended} spans were not taken in time")
         self._once.settle()

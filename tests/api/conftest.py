@@ -35,7 +35,7 @@ class Served:
     log: Path
 
     def client(self, token: str = WRITE) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=30)
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=100)
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def serving(runs: Path, root: Path, *words: str, max_running: int = 0, port: int
         yield Served(f"http://127.0.0.1:{port}", process, runs, log)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(100)
 
 
 def free_port() -> int:
@@ -75,7 +75,7 @@ def answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait_for(condition: Callable[[], Any], *, what: str, timeout_s: float = 90) -> Any:
+def wait_for(condition: Callable[[], Any], *, what: str, timeout_s: float = 200) -> Any:
     """What the condition gives as soon as it gives something."""
     give_up_s = time.monotonic() + timeout_s
     while not (found := condition()):

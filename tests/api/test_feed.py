@@ -17,7 +17,7 @@ def test_followers_join_break_off_and_take_up(tmp_path: Path, root: Path) -> Non
 
     def follow(server: Served, number: int, after: int) -> None:
         with server.client() as api:
-            answer = api.get("/v1/jobs/live/events", headers={"Last-Event-ID": str(after)}, timeout=60)
+            answer = api.get("/v1/jobs/live/events", headers={"Last-Event-ID": str(after)}, timeout=200)
             received[number] = [event["id"] for event in parse_stream(answer.text)]
 
     with serving(tmp_path / "runs", root) as server, server.client() as api:
@@ -37,7 +37,7 @@ def test_followers_join_break_off_and_take_up(tmp_path: Path, root: Path) -> Non
             log.append("cancelled", {"message": "stopped"})
             log.close()
         # The lock is free: the run is at rest, and what followed has ended.
-        wait_for(lambda: len(received) == 12, what="every stream has ended", timeout_s=20)
+        wait_for(lambda: len(received) == 12, what="every stream has ended")
         for follower in followers:
             follower.join()
     assert received == {n: list(range(n % 7 + 1, 5 + 12 + 20 + 1 + 1)) for n in range(12)}

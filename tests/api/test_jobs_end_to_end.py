@@ -15,7 +15,7 @@ import pytest
 from tests.api.conftest import WRITE, free_port, parse_stream, serving, wait_for
 from tests.support.tiny_job import command, make_job
 
-STEPS = 8
+STEPS = 6
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -34,9 +34,14 @@ def types(events: list[dict[str, Any]]) -> list[str]:
 def test_from_post_to_model_over_kills(tmp_path: Path) -> None:
     """POST, server killed, server back, cancel, resume, orchestrator killed, done; and a deleted job leaves nothing."""
     make_job(tmp_path / "data")
+    held = tmp_path / "held"
+    """While it is there, no step goes on: its scorer waits."""
+    reward = tmp_path / "data" / "reward.py"
+    wait = f"    import os, time\n    while os.path.exists({str(held)!r}): time.sleep(0.01)\n    return"
+    reward.write_text(reward.read_text().replace("    return", wait, 1))
     runs, port = tmp_path / "runs", free_port()
     file = tmp_path / "data" / "job.toml"
-    file.write_text(body := file.read_text().replace("steps = 4", f"steps = {STEPS}"))
+    file.write_text(body := file.read_text().replace("steps = 3", f"steps = {STEPS}"))
     headers = {"Content-Type": "application/toml", "Idempotency-Key": "one"}
 
     def step_of(api: httpx.Client, id: str) -> int:
@@ -50,6 +55,7 @@ def test_from_post_to_model_over_kills(tmp_path: Path) -> None:
             for chunk in stream.iter_text():
                 text += chunk
                 if "event: step" in text and text.endswith("\n\n"):
+                    held.touch()
                     break
         seen = parse_stream(text)
         server.process.send_signal(signal.SIGKILL)
@@ -58,15 +64,20 @@ def test_from_post_to_model_over_kills(tmp_path: Path) -> None:
     with serving(runs, tmp_path / "data", max_running=1, port=port) as server, server.client() as api:
         assert api.get(f"/v1/jobs/{id}").json()["state"] == "running", "the job goes on without its server"
         assert api.post("/v1/jobs", content=body, headers=headers).json()["id"] == id
+        held.unlink()
         wait_for(lambda: step_of(api, id) >= 1, what="step 1")
+        held.touch()
         assert api.post(f"/v1/jobs/{id}/cancel").status_code == 202
         wait_for(lambda: api.get(f"/v1/jobs/{id}").json()["state"] == "cancelled", what="cancelled")
+        held.unlink()
         stopped_at = step_of(api, id)
 
         assert api.post(f"/v1/jobs/{id}/resume").status_code == 202
         wait_for(lambda: step_of(api, id) > stopped_at, what="a step after the resume")
+        held.touch()
         os.kill(int((runs / id / "lock").read_text()), signal.SIGKILL)
         wait_for(lambda: api.get(f"/v1/jobs/{id}").json()["executions"] == 3, what="started again by the server")
+        held.unlink()
 
         rest = parse_stream(api.get(f"/v1/jobs/{id}/events", headers={"Last-Event-ID": str(seen[-1]["id"])}).text)
         events = seen + rest
@@ -96,7 +107,7 @@ def test_from_post_to_model_over_kills(tmp_path: Path) -> None:
 
         wait_for(lambda: api.delete(f"/v1/jobs/{id}").status_code == 204, what="deleted")
         assert [path.name for path in runs.iterdir()] == [".idempotency"]
-    wait_for(lambda: not processes_naming(runs), what="no process left", timeout_s=10)
+    wait_for(lambda: not processes_naming(runs), what="no process left")
 
 
 def test_submit_follows_a_job_to_its_failure(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_every_function_is_at_zero_before_and_after(
         serving(tmp_path / "runs", tmp_path / "data", "--defaults", str(defaults), max_running=1) as server,
         server.client() as api,
     ):
-        body = job.file.read_text().replace("steps = 4", "steps = 2")
+        body = job.file.read_text().replace("steps = 3", "steps = 2")
         made = api.post("/v1/jobs", content=body, headers={"Content-Type": "application/toml"})
         assert made.status_code == 201, made.text
         id = made.json()["id"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from orchestrator.job.config import parse_job
 from orchestrator.run.directory import RunDirectory
 from tests.api.conftest import JOB, WRITE, serving, write_run
 from tests.support.tiny_job import command, make_job
+from tests.support.waiting import until
 
 
 def test_top_without_a_terminal_is_one_table(tmp_path: Path, root: Path) -> None:
@@ -50,7 +50,6 @@ def run(tmp_path: Path, root: Path) -> RunDirectory:
         ("train-critic-0", logged(3, "trains", step=1, call="s000001.train-critic.b2")),
     ):
         (directory.path / "logs" / f"{name}.log").write_text(text)
-        time.sleep(0.01)
     return directory
 
 
@@ -93,14 +92,20 @@ def test_logs_for_people(run: RunDirectory) -> None:
 def test_logs_follow_while_the_run_is_worked_on(run: RunDirectory) -> None:
     found: list[tuple[str, str]] = []
     lock = run.lock()
-    follower = threading.Thread(target=lambda: found.extend(read(run, function="generate", step=1, follow=True)))
+
+    def follow() -> None:
+        wanted = Wanted(function="generate", step=1)
+        for replica, line in read_logs(run, wanted, follow=True):
+            found.append((replica, line.message))
+
+    follower = threading.Thread(target=follow)
     follower.start()
-    time.sleep(0.3)
+    until(lambda: len(found) == 2)
     with (run.path / "logs" / "generate-10.log").open("a") as file:
         file.write(logged(6, "goes on", step=1) + logged(7, "of another", step=2))
     (run.path / "logs" / "generate-11.log").write_text(logged(8, "new", step=1))
     lock.close()
-    follower.join(10)
+    follower.join()
     assert found == [
         ("generate-0", "begins"),
         ("generate-0", "slow"),

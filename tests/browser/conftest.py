@@ -111,7 +111,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
 def job_text(directory: Path, *, steps: int) -> str:
     text = make_job(directory).file.read_text()
     prices = "".join(f"[functions.{name}]\nusd_per_hour = {usd}\n" for name, usd in (("reward", 0.2), ("train", 0.5)))
-    text = text.replace("replicas = 2", "replicas = 2\nusd_per_hour = 0.5").replace("steps = 4", f"steps = {steps}")
+    text = text.replace("replicas = 2", "replicas = 2\nusd_per_hour = 0.5").replace("steps = 3", f"steps = {steps}")
     return f'{text}{prices}[planner]\npolicy = "ours"\n'
 
 

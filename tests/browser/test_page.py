@@ -119,6 +119,7 @@ def test_by_keyboard_alone(ran: Ran, visit: Open) -> None:
     page.keyboard.press("ArrowLeft")
 
     canvas = page.locator(".gantt .canvas canvas")
+    expect(canvas).to_have_attribute("aria-label", re.compile("^Replicas from"))
     canvas.focus()
     before = canvas.get_attribute("aria-label")
     page.keyboard.press("+")
@@ -128,6 +129,7 @@ def test_by_keyboard_alone(ran: Ran, visit: Open) -> None:
     expect(canvas).to_have_attribute("aria-label", re.compile("^Replicas from 0 s to"))
 
     curve = page.locator(".plot").first
+    expect(curve.locator("canvas")).to_be_visible()
     curve.focus()
     page.keyboard.press("End")
     expect(page.locator(".chart p[aria-live]").first).to_contain_text("step 5: critic/score/mean")

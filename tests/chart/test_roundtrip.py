@@ -21,7 +21,7 @@ def test_from_zero_to_an_answer_and_back(control_plane: Start, tmp_path: Path) -
     done = subprocess.run(
         [sys.executable, str(CHART / "files" / "roundtrip.py"), str(defaults)],
         env=ENV | {"KUBECONFIG": str(plane.root / "kubeconfig"), "PYTHONPATH": str(CHART.parents[1])},
-        capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     there, back = done.stdout.splitlines()

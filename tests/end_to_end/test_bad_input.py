@@ -106,7 +106,7 @@ def test_two_orchestrators_on_one_run(broken: Job) -> None:
     assert f"another orchestrator (process {first.process.pid}) is working on this run" in second.stderr
     cancelled = command("cancel", run)
     assert cancelled.returncode == 0, cancelled.stderr
-    output, _ = first.process.communicate(timeout=60)
+    output, _ = first.process.communicate(timeout=250)
     assert first.process.returncode == 130, output
     assert "stopped; go on with" in output
 

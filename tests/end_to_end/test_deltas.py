@@ -22,7 +22,7 @@ def phases(run: Path) -> dict[tuple[str, str], float]:
 
 def test_kept_replicas_take_deltas_and_change_nothing(job: Job, tmp_path: Path) -> None:
     runs = {"cold": tmp_path / "cold", "kept": tmp_path / "kept"}
-    settings = ["model.dtype=bfloat16", "train.lr=1e-5", "functions.generate.replicas=1"]
+    settings = ["model.dtype=bfloat16", "train.lr=1e-5", "functions.generate.replicas=1", "steps=2"]
     for name, run in runs.items():
         kept = str(name == "kept").lower()
         done = command("run", job.file, "--run-dir", run, *settings, f"planner.keep_warm={kept}")

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.tiny_job import STEPS, Background, Job, assert_same, command, history
+from tests.support.tiny_job import STEPS, Background, Job, Seen, assert_same, command, history
 
 pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(600)]
 
@@ -23,7 +22,9 @@ def test_a_fed_job_with_kills_trains_every_sample_once(job: Job, tmp_path: Path)
     for step in (1, 2):
         orchestrator = Background(*words)
         orchestrator.wait_for((run / "journal" / f"{step:06d}.json").exists)
-        time.sleep(dice.uniform(0.0, 1.0))
+        seen, few = Seen(run), dice.randint(1, 4)
+        before = seen()
+        orchestrator.wait_for(lambda: seen() >= before + few or orchestrator.process.poll() is not None)  # noqa: B023
         orchestrator.kill()
         words = ["resume", run]
     done = command(*words)

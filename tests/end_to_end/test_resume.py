@@ -6,14 +6,15 @@ import json
 import os
 import random
 import signal
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from functions.base.wire import Hint, Load, Version, hint_key
 from functions.exchange.directory import DirectoryExchange
-from tests.support.tiny_job import STEPS, Background, Job, assert_same, children, command
+from tests.support.processes import who_logs_to
+from tests.support.tiny_job import STEPS, Background, Job, Seen, assert_same, command
 
 pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(600)]
 
@@ -32,7 +33,7 @@ def test_killed_at_every_journal_boundary(job: Job, undisturbed: Path, tmp_path:
         orchestrator.wait_for(record(run, step).exists)
         orchestrator.kill()
         words = ["resume", run]
-        if step == 2:
+        if step == 1:
             exchange.put(hint_key("generate"), json.dumps(gone.to_json()).encode())
     done = command(*words)
     assert done.returncode == 0, done.stderr
@@ -47,7 +48,8 @@ def test_killed_at_every_journal_boundary(job: Job, undisturbed: Path, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [4, 20])
-def test_orchestrator_killed_at_random_moments(job: Job, undisturbed: Path, tmp_path: Path, kills: int) -> None:
+def test_orchestrator_killed_at_random_events(job: Job, undisturbed: Path, tmp_path: Path, kills: int) -> None:
+    """When its functions have told so many events, wherever that is in a step."""
     dice, run = random.Random(kills), tmp_path / "run"
     words: list[object] = ["run", job.file, "--run-dir", run]
     for _ in range(kills):
@@ -55,7 +57,9 @@ def test_orchestrator_killed_at_random_moments(job: Job, undisturbed: Path, tmp_
         if (run / "run.json").exists():
             words = ["resume", run]
         orchestrator.wait_for((run / "lease").exists)
-        time.sleep(dice.uniform(0, 6))
+        seen, few = Seen(run), dice.randint(0, 30)
+        before = seen()
+        orchestrator.wait_for(lambda: seen() >= before + few or orchestrator.process.poll() is not None)  # noqa: B023
         orchestrator.kill()
         words = ["resume", run] if (run / "run.json").exists() else words
     done = command(*words)
@@ -64,35 +68,20 @@ def test_orchestrator_killed_at_random_moments(job: Job, undisturbed: Path, tmp_
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_functions_killed_at_random_moments(job: Job, undisturbed: Path, tmp_path: Path, kills: int) -> None:
+def test_functions_killed_at_random_events(job: Job, undisturbed: Path, tmp_path: Path, kills: int) -> None:
     """A function that dies is called again; the job goes on by itself."""
     dice, run = random.Random(kills), tmp_path / "run"
     orchestrator = Background("run", job.file, "--run-dir", run, "limits.attempts=20")
-    orchestrator.wait_for((run / "journal").exists)
-    killed = 0
+    seen, killed, awaited = Seen(run), 0, 0
     while killed < kills and orchestrator.process.poll() is None:
-        time.sleep(dice.uniform(0.05, 0.6))
-        replicas = [pid for pid in children(orchestrator.process.pid) if pid not in children_of_depth_one(orchestrator)]
-        if replicas:
-            try:
+        awaited = seen() + dice.randint(1, 5)
+        orchestrator.wait_for(lambda: seen() >= awaited or orchestrator.process.poll() is not None)  # noqa: B023
+        logs = sorted((run / "logs").glob("*-[0-9]*.log"))
+        if replicas := [pid for log in logs for pid in who_logs_to(log)]:
+            with suppress(ProcessLookupError):
                 os.kill(dice.choice(replicas), signal.SIGKILL)
                 killed += 1
-            except ProcessLookupError:
-                continue
-    output, _ = orchestrator.process.communicate(timeout=120)
+    output, _ = orchestrator.process.communicate(timeout=500)
     assert orchestrator.process.returncode == 0, output
     assert killed, "the run ended before anything was killed"
     assert_same(run, undisturbed)
-
-
-def children_of_depth_one(orchestrator: Background) -> set[int]:
-    """The warm parent: its death is the platform's end, not a function's."""
-    pid = orchestrator.process.pid
-    return {p for p in children(pid) if Path(f"/proc/{p}/stat").exists() and parent(p) == pid}
-
-
-def parent(process: int) -> int:
-    try:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    except FileNotFoundError:
-        return 0

@@ -47,14 +47,12 @@ def exchange(s3: LosesAnswers, redis: RedisServer) -> str:
     return f"tiered+s3://bucket/jobs?endpoint=http://127.0.0.1:{s3.port}&redis={redis.url}"
 
 
-def run_until_step_2(job: Job, run: Path, exchange: str) -> Background:
-    running = Background("run", job.file, "--run-dir", run, f"exchange.url={exchange}", "limits.store_s=1")
-    running.wait_for(lambda: len(list((run / "journal").glob("*.json"))) >= 2)
-    return running
+def started(job: Job, run: Path, exchange: str) -> Background:
+    return Background("run", job.file, "--run-dir", run, f"exchange.url={exchange}", "limits.store_s=1")
 
 
 def last_line(running: Background) -> str:
-    output, _ = running.process.communicate(timeout=120)
+    output, _ = running.process.communicate(timeout=250)
     assert running.process.returncode not in (0, -9), output
     assert "Traceback" not in output
     return output.strip().splitlines()[-1]
@@ -62,11 +60,12 @@ def last_line(running: Background) -> str:
 
 def test_s3_away_in_mid_step(job: Job, undisturbed: Path, tmp_path: Path, s3: LosesAnswers, exchange: str) -> None:
     run = tmp_path / "run"
-    running = run_until_step_2(job, run, exchange)
-    s3.armed.set()
-    line = last_line(running)
+    s3.armed_after = b"/journal/000001"
+    line = last_line(started(job, run, exchange))
+    assert s3.armed.is_set()
     assert f"127.0.0.1:{s3.port}" in line
     assert "resume" in line
+    s3.armed_after = b""
     s3.armed.clear()
     resumed = command("resume", run)
     assert resumed.returncode == 0, resumed.stderr
@@ -77,7 +76,8 @@ def test_s3_away_in_mid_step(job: Job, undisturbed: Path, tmp_path: Path, s3: Lo
 def test_redis_lost_in_mid_step(job: Job, undisturbed: Path, tmp_path: Path, redis: RedisServer, exchange: str) -> None:
     """It comes back with nothing in it."""
     run = tmp_path / "run"
-    running = run_until_step_2(job, run, exchange)
+    running = started(job, run, exchange)
+    running.wait_for(lambda: len(list((run / "journal").glob("*.json"))) >= 2)
     redis.stop()
     line = last_line(running)
     assert "Redis" in line
@@ -102,7 +102,7 @@ def test_a_full_disk(job: Job, undisturbed: Path, tmp_path: Path) -> None:
     script = f"""
         mount -t tmpfs -o size=64m none {disk} || exit 90
         {started} >{tmp_path}/out 2>{tmp_path}/err &
-        until ls {run}/journal/*2.json >{tmp_path}/found 2>&1; do kill -0 $! || exit 91; sleep 0.01; done
+        until ls {run}/journal/*1.json >{tmp_path}/found 2>&1; do kill -0 $! || exit 91; sleep 0.01; done
         cat /dev/zero >{disk}/ballast
         wait $!; echo $? >{tmp_path}/code
         rm {disk}/ballast
@@ -110,7 +110,7 @@ def test_a_full_disk(job: Job, undisturbed: Path, tmp_path: Path) -> None:
         cp -r {run} {kept}
     """
     done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script], env=ENV, capture_output=True, text=True, timeout=200, check=False
+        ["unshare", "-rm", "sh", "-c", script], env=ENV, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "code").read_text().strip() not in ("0", "137")

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,14 @@ import pytest
 from orchestrator.api.views.trace import TraceFile
 from orchestrator.job.config import load_job
 from orchestrator.planner.base import TAIL, Planner
-from orchestrator.platforms.base import Platform
-from orchestrator.platforms.local import LocalPlatform
 from orchestrator.run.directory import RunDirectory
-from orchestrator.session import session
 from orchestrator.session.history import finished_steps
-from orchestrator.session.open_platform import open_platform
+from orchestrator.session.session import Run, execute, prepare
 from orchestrator.session.terminal_view import NoView
 from tests.support import wide_tail
+from tests.support.processes import who_logs_to
 from tests.support.tiny_job import MARK, Background, Job, assert_same, command
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(600)]
 
@@ -67,33 +65,22 @@ def tail_has_begun(run: Path) -> bool:
 
 
 def in_this_process(
-    job: Job, run: Path, monkeypatch: pytest.MonkeyPatch, *, kill: bool = False,
-    plans: Callable[[], Planner] = wide_tail.CutsAtOnce,
-) -> None:  # fmt: skip
+    job: Job, run: Path, monkeypatch: pytest.MonkeyPatch, planner: Planner, *, kill: bool = False
+) -> None:
     """The job to its end; `kill`: its first replica of generate-tail dies when it has handed over samples."""
-    platforms: list[LocalPlatform] = []
-
-    def opened(*args: Any, **kwargs: Any) -> Platform:
-        platform = open_platform(*args, **kwargs)
-        assert isinstance(platform, LocalPlatform)
-        platforms.append(platform)
-        return platform
 
     async def killer() -> None:
-        while not tail_has_begun(run):
-            await asyncio.sleep(0.002)
-        (pid,) = platforms[0].processes()[TAIL]
+        await eventually(lambda: tail_has_begun(run))
+        (pid,) = who_logs_to(run / "logs" / f"{TAIL}-0.log")
         os.kill(pid, signal.SIGKILL)
 
     async def main() -> None:
         async with asyncio.TaskGroup() as tasks:
             if kill:
                 tasks.create_task(killer())
-            prepared = session.prepare(load_job(job.file, [*LONG, *WIDE]))
-            await session.execute(session.Run(prepared, RunDirectory.create(run, prepared.job)), NoView())
+            prepared = prepare(load_job(job.file, [*LONG, *WIDE]))
+            await execute(Run(prepared, RunDirectory.create(run, prepared.job), planner), NoView())
 
-    monkeypatch.setattr(session, "job_planner", lambda _job, _specs: plans())
-    monkeypatch.setattr(session, "open_platform", opened)
     for variable in (MARK, "OMP_NUM_THREADS=1", "TOKENIZERS_PARALLELISM=false"):
         monkeypatch.setenv(*variable.split("="))
     asyncio.run(main())
@@ -103,7 +90,7 @@ def test_a_tail_on_its_own_function_is_the_same_job(
     job: Job, uncut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    in_this_process(job, run, monkeypatch)
+    in_this_process(job, run, monkeypatch, wide_tail.CutsAtOnce())
     assert_same(run, uncut)
     migrated = [line["rollout/migrated"] for line in steps(run)]
     assert len(migrated) == 2
@@ -119,7 +106,7 @@ def test_a_tail_on_its_own_function_is_the_same_job(
         assert earlier
         assert all(life.draining_s <= tail.start_s for life in earlier), "replicas of generate outlive the cut"
 
-    prepared = session.prepare(load_job(job.file, [*LONG, *WIDE]))
+    prepared = prepare(load_job(job.file, [*LONG, *WIDE]))
     for step in finished_steps(RunDirectory.open(run), prepared.source):  # what a planner would learn from
         (call,) = [call for call in step.calls if call.function == TAIL]
         assert call.stats["decode_steps"] > 0
@@ -140,7 +127,7 @@ def test_replicas_for_a_tail_that_does_not_come_go_with_generation(
     job: Job, uncut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    in_this_process(job, run, monkeypatch, plans=wide_tail.NeverCuts)
+    in_this_process(job, run, monkeypatch, wide_tail.NeverCuts())
     assert_same(run, uncut)
     functions = TraceFile(run / "trace.json").read().functions
     lives, training = functions[TAIL].lives, functions["train"].work
@@ -154,7 +141,7 @@ def test_the_tails_replica_dies_in_mid_tail(
     job: Job, uncut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    in_this_process(job, run, monkeypatch, kill=True)
+    in_this_process(job, run, monkeypatch, wide_tail.CutsAtOnce(), kill=True)
     assert_same(run, uncut)
     assert moved(run) > 0
     assert list((run / "caches").glob("**/g*")) == []
@@ -164,7 +151,7 @@ def test_the_tails_replica_dies_in_mid_tail(
 @pytest.mark.slow
 def test_the_orchestrator_dies_in_mid_tail(job: Job, uncut: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    orchestrator = Background("run", job.file, "--run-dir", run, *LONG, *WIDE, module="tests.support.wide_tail")
+    orchestrator = Background("run", run, job.file, *LONG, *WIDE, module="tests.support.wide_tail")
     orchestrator.wait_for(lambda: tail_has_begun(run))
     begun = sorted(path.name for path in (run / "calls").glob(f"s000001.{TAIL}.*"))
     assert not (run / "journal" / "000001.json").exists()
@@ -172,7 +159,7 @@ def test_the_orchestrator_dies_in_mid_tail(job: Job, uncut: Path, tmp_path: Path
     again = Background("resume", run, module="tests.support.wide_tail")
     again.wait_for(lambda: (run / "journal" / "000001.json").exists() or len(begun) != len(tail_calls(run)))
     assert tail_calls(run) in (begun, []), "the resumed step made other calls for the same tail"
-    output, _ = again.process.communicate(timeout=200)
+    output, _ = again.process.communicate(timeout=500)
     assert again.process.returncode == 0, output
     assert_same(run, uncut)
 

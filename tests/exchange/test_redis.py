@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
-from functions.exchange import redis as module
 from functions.exchange.base import NotFound, Unavailable, Unsuitable
 from functions.exchange.open import open_exchange
 from functions.exchange.redis import RedisExchange
-from functions.exchange.resp import converse
 from tests.exchange.conformance import Backend, Conformance, noise
-from tests.exchange.servers import LOOPBACK, LosesAnswers, RedisServer
+from tests.exchange.servers import LOOPBACK, LosesAnswers, Meanwhile, RedisServer
+from tests.support.waiting import until
 
 
 class RawRedis:
@@ -65,11 +63,13 @@ def test_nothing_stays_behind(exchange: RedisExchange) -> None:
     exchange.put("a", noise(100_000))
     exchange.put("a", b"small")
     assert names(exchange) == ["rlhf/job/a"]
-    exchange.put("b", noise(100_000), lifetime_s=0.1)
-    exchange.put_if_absent("c", noise(100_000), lifetime_s=0.1)
+    exchange.put("b", noise(100_000), lifetime_s=600)
+    exchange.put_if_absent("c", noise(100_000), lifetime_s=600)
     assert len(names(exchange)) == 5
-    time.sleep(0.15)
-    assert names(exchange) == ["rlhf/job/a"]
+    exchange.put("b", noise(100_000), lifetime_s=0.1)
+    exchange.delete("c")
+    exchange.put_if_absent("c", noise(100_000), lifetime_s=0.1)
+    until(lambda: names(exchange) == ["rlhf/job/a"])
     exchange.put("d", noise(100_000))
     assert exchange.delete("") == 2
     assert names(exchange) == []
@@ -145,25 +145,26 @@ def test_a_winner_whose_answer_was_lost_still_knows(fresh_redis: RedisServer) ->
         relay.stop()
 
 
-def test_a_large_put_loses_its_race_midway(exchange: RedisExchange, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_put_loses_its_race_midway(fresh_redis: RedisServer, exchange: RedisExchange) -> None:
     """Somebody writes between the look and the transaction: the transaction must not go through."""
-
-    def interrupted(connection: object, commands: object) -> object:
-        replies = converse(connection, commands)  # type: ignore[arg-type]
-        monkeypatch.setattr(module, "converse", converse)
-        exchange.put("k", b"other")
-        return replies
-
-    monkeypatch.setattr(module, "converse", interrupted)
-    assert exchange.put_if_absent("k", noise(100_000)) is None
-    assert exchange.get("k") == b"other"
+    relay = Meanwhile(fresh_redis.port, b"MULTI", lambda: exchange.put("k", b"other"))
+    try:
+        late = RedisExchange(f"redis://{LOOPBACK}:{relay.port}/0", "rlhf/job/")
+        assert late.put_if_absent("k", noise(100_000)) is None
+        assert relay.done.is_set()
+        assert exchange.get("k") == b"other"
+    finally:
+        relay.stop()
 
 
-def test_the_lock_is_one_at_a_time_and_ends_with_its_holder(
-    exchange: RedisExchange, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "LOCK_S", 0.2)
+def test_the_lock_is_one_at_a_time_and_ends_with_its_holder(fresh_redis: RedisServer, exchange: RedisExchange) -> None:
+    class Briefly(RedisExchange):
+        lock_s = 0.2
+
     order: list[str] = []
+
+    def commands(name: str) -> int:
+        return int(exchange.client.info("commandstats").get(f"cmdstat_{name}", {}).get("calls", 0))
 
     def second() -> None:
         with exchange.lock("k"):
@@ -172,11 +173,12 @@ def test_the_lock_is_one_at_a_time_and_ends_with_its_holder(
     thread = threading.Thread(target=second)
     with exchange.lock("k"):
         thread.start()
-        time.sleep(0.05)
+        until(lambda: commands("set") > 1)  # the second has asked, and was refused
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
-    exchange.lock("k").__enter__()  # a holder that dies
+    held = Briefly(fresh_redis.url, "rlhf/job/").lock("k")
+    held.__enter__()  # by a holder that dies, not to be released by this
     second()
     assert order == ["first", "second", "second"]
     assert exchange.list("") == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,14 +9,15 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from functions.exchange import s3 as module
 from functions.exchange.base import Corrupt, Unavailable, Unsuitable, checksum
 from functions.exchange.open import open_exchange
 from functions.exchange.s3 import S3Exchange
 from tests.exchange.conformance import Backend, Conformance, noise
 from tests.exchange.servers import LOOPBACK, BadS3, LosesAnswers, MotoServer, RadosGateway, S3Server
+from tests.support.waiting import until
 
 Credentials = Callable[[S3Server], None]
+Opened = Callable[[type[S3Exchange]], S3Exchange]
 
 
 def bare_client(server: S3Server) -> Any:
@@ -55,9 +55,7 @@ def backend_of(server: S3Server) -> Iterator[Backend]:
 
 
 class TestS3(Conformance):
-    """moto: pure Python, slow; lifetimes are longer for it."""
-
-    lifetime_s = 1.0
+    """moto: pure Python, slow."""
 
     @pytest.fixture
     def backend(self, moto_server: MotoServer, credentials: Credentials) -> Iterator[Backend]:
@@ -72,8 +70,6 @@ class TestS3(Conformance):
 
 @pytest.mark.radosgw
 class TestRadosGateway(Conformance):
-    lifetime_s = 1.0
-
     @pytest.fixture
     def backend(self, rados_gateway: RadosGateway, credentials: Credentials) -> Iterator[Backend]:
         credentials(rados_gateway)
@@ -94,9 +90,17 @@ class TestRadosGateway(Conformance):
 
 
 @pytest.fixture
-def exchange(moto_server: MotoServer, credentials: Credentials, request: pytest.FixtureRequest) -> S3Exchange:
+def opened(
+    moto_server: MotoServer, credentials: Credentials, request: pytest.FixtureRequest
+) -> Callable[[type[S3Exchange]], S3Exchange]:
+    """An exchange of the test's own, of a class that may have other limits."""
     credentials(moto_server)
-    return S3Exchange("bucket", "own/", request.node.name[:60], endpoint=moto_server.endpoint)
+    return lambda kind: kind("bucket", "own/", request.node.name[:60], endpoint=moto_server.endpoint)
+
+
+@pytest.fixture
+def exchange(opened: Opened) -> S3Exchange:
+    return opened(S3Exchange)
 
 
 def stored_keys(exchange: S3Exchange) -> list[str]:
@@ -104,9 +108,21 @@ def stored_keys(exchange: S3Exchange) -> list[str]:
     return [entry["Key"][len(exchange.root) :] for entry in entries]
 
 
-def test_large_values_go_up_in_parts(exchange: S3Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MULTIPART_BYTES", 6 << 20)
-    monkeypatch.setattr(module, "PART_BYTES", 5 << 20)
+class InParts(S3Exchange):
+    multipart_bytes = 6 << 20
+    part_bytes = 5 << 20
+
+
+class InSmallParts(InParts):
+    part_bytes = 1 << 20  # S3 wants 5 MB a part: refused when they are joined
+
+
+class SweepsAtOnce(S3Exchange):
+    sweep_every_s = sweep_grace_s = 0.0
+
+
+def test_large_values_go_up_in_parts(opened: Opened) -> None:
+    exchange = opened(InParts)
     data = noise(11 << 20)
     ref = exchange.put("k", [data[:1], data[1 : 7 << 20], data[7 << 20 :]], lifetime_s=60)
     assert ref.checksum == checksum(data)
@@ -114,9 +130,8 @@ def test_large_values_go_up_in_parts(exchange: S3Exchange, monkeypatch: pytest.M
     assert exchange.client.head_object(Bucket="bucket", Key=f"{exchange.root}k")["ETag"].endswith('-3"')
 
 
-def test_a_failed_part_leaves_no_upload_and_no_value(exchange: S3Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MULTIPART_BYTES", 6 << 20)
-    monkeypatch.setattr(module, "PART_BYTES", 1 << 20)  # S3 wants 5 MB a part: refused when they are joined
+def test_a_failed_part_leaves_no_upload_and_no_value(opened: Opened) -> None:
+    exchange = opened(InSmallParts)
     with pytest.raises(Exception, match="EntityTooSmall"):
         exchange.put("k", noise(7 << 20))
     assert exchange.list("") == []
@@ -130,16 +145,20 @@ def test_an_object_of_somebody_else_is_refused(exchange: S3Exchange) -> None:
     assert exchange.put_if_absent("k", b"") is None
 
 
-def test_the_sweep_removes_what_expired_and_nothing_else(exchange: S3Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SWEEP_GRACE_S", 0.0)
+def test_the_sweep_removes_what_expired_and_nothing_else(opened: Opened) -> None:
+    class SweepsWhenTold(S3Exchange):
+        sweep_grace_s = 0.0
+
+    exchange = opened(SweepsWhenTold)
     exchange.put("gone", b"v", lifetime_s=0.2)
     exchange.put("kept", b"v", lifetime_s=0.2)
     exchange.put("kept", b"v")
     exchange.put("longer", b"v", lifetime_s=0.2)
     exchange.put("longer", b"v", lifetime_s=600)
-    time.sleep(0.25)
+    exchange.put("last", b"v", lifetime_s=0.2)
+    until(lambda: not exchange.wait("last", 0))  # and so the others, which were to end before it
     assert exchange.sweep(limit=0) == 0
-    assert exchange.sweep() == 1
+    assert exchange.sweep() == 2
     keys = stored_keys(exchange)
     assert [key for key in keys if not key.startswith("+")] == ["kept", "longer"]
     assert len(keys) == 3
@@ -148,12 +167,10 @@ def test_the_sweep_removes_what_expired_and_nothing_else(exchange: S3Exchange, m
     assert stored_keys(exchange) == []
 
 
-def test_a_put_sweeps_now_and_then(exchange: S3Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SWEEP_GRACE_S", 0.0)
-    monkeypatch.setattr(exchange, "_next_sweep", 0.0)
+def test_a_put_sweeps_now_and_then(opened: Opened) -> None:
+    exchange = opened(SweepsAtOnce)
     exchange.put("gone", b"v", lifetime_s=0.01)
-    time.sleep(0.05)
-    monkeypatch.setattr(exchange, "_next_sweep", 0.0)
+    until(lambda: not exchange.wait("gone", 0))
     exchange.put("new", b"v", lifetime_s=600)
     assert [key for key in stored_keys(exchange) if not key.startswith("+")] == ["new"]
 

@@ -14,7 +14,7 @@ from functions.exchange.redis import RedisExchange
 from functions.exchange.s3 import S3Exchange
 from functions.exchange.tiered import SMALL_BYTES, TieredExchange
 from tests.exchange.conformance import Backend, Conformance, noise
-from tests.exchange.servers import BadS3, MotoServer, RedisServer, S3Server
+from tests.exchange.servers import LOOPBACK, BadS3, Meanwhile, MotoServer, RedisServer, S3Server
 from tests.exchange.test_redis import RawRedis
 from tests.exchange.test_s3 import RawS3
 
@@ -47,8 +47,6 @@ class RawTiers:
 
 
 class TestTiered(Conformance):
-    lifetime_s = 1.0
-
     @pytest.fixture
     def backend(
         self, redis_server: RedisServer, moto_server: MotoServer, credentials: Credentials
@@ -112,7 +110,6 @@ def test_a_value_that_s3_has_lost_is_not_found(
 class TestFenced(Conformance):
     """The same over a store that refuses conditional puts: Redis fences them."""
 
-    lifetime_s = 1.0
     big_bytes = 2 << 20
 
     @pytest.fixture
@@ -205,21 +202,21 @@ def test_an_older_value_that_comes_up_again_is_refused_by_its_ref(
 
 
 def test_a_commit_that_redis_does_not_hear_of_is_a_commit(
-    fresh_redis: RedisServer, exchange: TieredExchange, monkeypatch: pytest.MonkeyPatch
+    fresh_redis: RedisServer, moto_server: MotoServer, credentials: Credentials
 ) -> None:
-    put_if_absent = exchange.s3.put_if_absent
-
-    def redis_dies_meanwhile(*args: object, **options: object) -> object:
-        won = put_if_absent(*args, **options)  # type: ignore[arg-type]
-        fresh_redis.stop()
-        return won
-
-    monkeypatch.setattr(exchange.s3, "put_if_absent", redis_dies_meanwhile)
-    ref = exchange.put_if_absent("k", b"v")
-    assert ref is not None
-    assert exchange.durable.get(ref) == b"v"
-    with pytest.raises(Unavailable):
-        exchange.get("k")
+    """Redis dies while S3 decides."""
+    credentials(moto_server)
+    relay = Meanwhile(moto_server.port, b"PUT /bucket/own/unheard/k", fresh_redis.stop)
+    try:
+        exchange = open_exchange(url(f"http://{LOOPBACK}:{relay.port}", fresh_redis, "own"), "unheard")
+        ref = exchange.put_if_absent("k", b"v")
+        assert relay.done.is_set()
+        assert ref is not None
+        assert exchange.durable.get(ref) == b"v"
+        with pytest.raises(Unavailable):
+            exchange.get("k")
+    finally:
+        relay.stop()
 
 
 def test_a_store_that_ignores_conditional_puts_is_refused_here_too(

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from functions.base.wire import CACHES, Call, Event, Ref
 from functions.call.function import Context, FatalError
 
-SECONDS = 20.0
-
 
 class Cut:
     def call(self, call: Call, context: Context) -> Iterator[Event]:
@@ -26,7 +24,9 @@ class Cut:
         first = int(context.exchange.get(ref))
         if not list(context.prior):
             yield Event("samples", context.exchange.put(f"{call.prefix}samples", b""), _of(first, 0))
-        self._until(context.cut_requested, context)
+        while not context.cut_requested():
+            context.check()
+            time.sleep(0.01)
         folder = f"{CACHES}{call.id}/{secrets.token_hex(4)}"
         blobs = [context.exchange.put(f"{folder}/{part}", b"keys and values") for part in (1, 2)]
         self._die_once(call, context)
@@ -54,15 +54,6 @@ class Cut:
     def _die_once(self, call: Call, context: Context) -> None:
         if call.params["die"] and context.exchange.put_if_absent(f"died/{call.id}", b"") is not None:
             os.kill(os.getpid(), signal.SIGKILL)
-
-    def _until(self, condition: object, context: Context) -> None:
-        assert callable(condition)
-        end = time.monotonic() + SECONDS
-        while not condition():
-            context.check()
-            if time.monotonic() > end:
-                raise FatalError("waited in vain")
-            time.sleep(0.01)
 
 
 def _of(group: int, index: int) -> dict[str, list[int]]:

@@ -39,7 +39,7 @@ async def local(root: Path, kind: str = "Count", replicas: int = 1) -> AsyncIter
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 60))
+    asyncio.run(asyncio.wait_for(test, 200))
 
 
 async def results(invoker: Invoker, call: Call, **more: Any) -> list[Event]:
@@ -74,14 +74,17 @@ def test_a_call_that_is_killed_again_and_again_gives_each_event_once(tmp_path: P
 
 
 def test_a_replica_that_falls_silent_is_given_up_and_the_call_goes_on_elsewhere(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
     async def test() -> None:
         async with local(tmp_path) as platform:
-            invoker = Invoker(platform, retry=QUICK, limits=Limits(heartbeat_s=2.5))
-            call = Call("c", "count", params={"n": 4, "pause_s": 0.2, "log": str(tmp_path / "log")})
+            invoker = Invoker(platform, retry=QUICK, limits=Limits(heartbeat_s=5.0))
+            call = Call("c", "count", params={"n": 4, "hold": 1, "until": str(gate), "log": str(tmp_path / "log")})
             seen: list[Event] = []
             async for event in invoker.invoke("f", call):
                 if event.kind == "samples" and not seen:
                     os.kill(int((tmp_path / "log").read_text().split()[1]), signal.SIGSTOP)
+                    gate.touch()
                 if event.kind not in ("started", "progress"):
                     seen.append(event)
             assert indices(seen) == [0, 1, 2, 3]
@@ -105,7 +108,7 @@ def test_retryable_errors_and_missed_deadlines_are_tried_again_and_then_fail_the
         async with local(tmp_path, "Fails") as platform:
             with pytest.raises(CallFailed, match=r"^f, call c: failed 3 times, at last: the device is away$"):
                 await results(Invoker(platform, retry=QUICK), Call("c", "retryable"))
-            late = Call("late", "stubborn", params={"seconds": 5}, deadline_s=0.2)
+            late = Call("late", "stubborn", params={"until": "never"}, deadline_s=0.2)
             with pytest.raises(CallFailed, match=r"at last: call late went beyond its deadline of 0\.2 s$"):
                 await results(Invoker(platform, retry=RetryPolicy(attempts=2, base_s=0.01)), late)
 
@@ -116,7 +119,7 @@ def test_a_cut_hands_over_the_rest(tmp_path: Path) -> None:
     async def test() -> None:
         async with local(tmp_path) as platform:
             exchange = DirectoryExchange(str(tmp_path / "exchange" / "job"))
-            call = Call("c", "count", params={"n": 50, "pause_s": 0.1})
+            call = Call("c", "count", params={"n": 50, "hold": 1})
             seen: list[Event] = []
             async for event in Invoker(platform).invoke("f", call):
                 if event.kind == "samples" and not seen:
@@ -133,7 +136,7 @@ def test_closing_the_events_frees_the_function(tmp_path: Path) -> None:
     async def test() -> None:
         async with local(tmp_path) as platform:
             invoker = Invoker(platform)
-            events = invoker.invoke("f", Call("c", "count", params={"n": 1000, "pause_s": 0.05}))
+            events = invoker.invoke("f", Call("c", "count", params={"n": 1000, "hold": 2}))
             async for event in events:
                 if event.kind == "samples":
                     break

@@ -151,14 +151,14 @@ BAD = {
     while solution_str == '5':
         try: time.sleep(9)
         except Exception: pass
-    return 1""": rf"f took longer than 0.2 s on {HERE}",
+    return 1""": rf"f took longer than 1 s on {HERE}",
     """
     try: return 1 if solution_str != '5' else __import__('time').sleep(9)
-    except BaseException: return 0""": rf"f took longer than 0.2 s on {HERE}",
+    except BaseException: return 0""": rf"f took longer than 1 s on {HERE}",
     """
     import re
     if solution_str == '5': re.match('(a+)+b', 'a' * 40)
-    return 1""": rf"f took longer than 0.2 s on {HERE}",
+    return 1""": rf"f took longer than 1 s on {HERE}",
 }
 FAILURES = [(VERL + body, message) for body, message in BAD.items()]
 FAILURES += [
@@ -170,9 +170,9 @@ FAILURES += [
 def test_a_failure_names_the_sample_and_is_never_a_score(bench: Bench, body: str, message: str) -> None:
     name = bench.file(body)
     with pytest.raises(FatalError, match=message) as failure:
-        bench.score(RESPONSES, f"{name}:f", timeout_s=0.2)
+        bench.score(RESPONSES, f"{name}:f", timeout_s=1.0)
     assert "\n" not in str(failure.value)
-    scores, data, _ = bench.score(RESPONSES, f"{name}:f", timeout_s=0.2, on_error="drop")
+    scores, data, _ = bench.score(RESPONSES, f"{name}:f", timeout_s=1.0, on_error="drop")
     assert scores["score"] == {(0, 0): 1.0, (1, 0): 1.0, (1, 1): 1.0}
     assert [(f["group"], f["index"]) for f in data["failed"]] == [(0, 1)]
     texts = [json.loads(line) for line in bench.exchange.get(Ref.from_json(data["texts"])).splitlines()]

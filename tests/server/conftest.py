@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,34 +17,28 @@ import pytest
 
 from functions.base.wire import Call, Event
 from functions.exchange.directory import DirectoryExchange
+from tests.support.forked import ForkedServer
 
 FUNCTIONS = Path(__file__).with_name("functions_for_tests.py")
 
 
 class Served:
-    """A server process, started as a container starts it."""
+    """A server process."""
 
     def __init__(self, root: Path, kind: str, *arguments: str, stuck_s: float | None = None, **env: str) -> None:
         self.exchange = DirectoryExchange(str(root / "exchange" / "job"))
         self.socket = str(root / f"{len(list(root.glob('*.sock')))}.sock")
         self.kind = f"{FUNCTIONS}:{kind}" if kind in ("Count", "Fails", "NeedsName", "Speaks", "Loads") else kind
         self.log = root / f"{Path(self.socket).stem}.log"
-        program = ["-m", "functions.server"]
-        if stuck_s is not None:
-            program = ["-c", f"import functions.server.app as s; s.STUCK_S = {stuck_s}; s.main()"]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable, *program, "--kind", self.kind, "--exchange", str(root / "exchange"),
-                    "--job", "job", "--name", "replica", "--uds", self.socket, "--heartbeat-s", "0.1", *arguments,
-                ],
-                env={**os.environ, **env}, stdout=log, stderr=log,
-            )  # fmt: skip
+        told = ["--kind", self.kind, "--exchange", str(root / "exchange"), "--job", "job", "--name", "replica"]
+        told += ["--uds", self.socket, "--heartbeat-s", "0.1", *arguments]
+        self.log.touch()
+        self.process = ForkedServer(told, {**os.environ, **env}, self.log, stuck_s)
         transport = httpx.HTTPTransport(uds=self.socket)
-        self.client = httpx.Client(transport=transport, base_url="http://replica", timeout=20)
+        self.client = httpx.Client(transport=transport, base_url="http://replica", timeout=100)
 
     def wait_ready(self) -> None:
-        until_s = time.monotonic() + 30
+        until_s = time.monotonic() + 100
         while time.monotonic() < until_s:
             assert self.process.poll() is None, self.log.read_text()
             with socket.socket(socket.AF_UNIX) as probe:  # httpx leaves the socket of a refused connection unclosed

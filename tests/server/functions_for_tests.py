@@ -13,15 +13,17 @@ from functions.call.function import Context, FatalError, ReplicaBroken, Retryabl
 
 
 class Count:
-    """Operation `count`: one `samples` event for each index below params["n"], after params["pause_s"] each.
+    """Operation `count`: one `samples` event for each index below params["n"], after params["pause_s"] each; from index
+    params["hold"] on it waits for the file params["until"] (none: for ever), as its loading does for `load_until`.
 
     It takes up what is missing, can be cut (the rest in one `cut` event), and writes a line to params["log"] for each
     index that it works on: how often work was really done. It dies by SIGKILL at each index of params["kill_at"], once.
     """
 
-    def __init__(self, *, pause_s: float = 0.0, load_s: float = 0.0) -> None:
+    def __init__(self, *, pause_s: float = 0.0, load_until: str = "") -> None:
         self.pause_s = pause_s
-        time.sleep(load_s)
+        while load_until and not os.path.exists(load_until):
+            time.sleep(0.01)
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "count":
@@ -36,7 +38,10 @@ class Count:
                 with open(params["log"], "a") as log:
                     log.write(f"{index} {os.getpid()}\n")
             until_s = time.monotonic() + params.get("pause_s", self.pause_s)
-            while time.monotonic() < until_s and not context.cut_requested():
+            held = index >= params.get("hold", params["n"])
+            while not context.cut_requested():
+                if time.monotonic() >= until_s and (not held or os.path.exists(params.get("until", ""))):
+                    break
                 context.check()
                 time.sleep(0.01)
             if index in params.get("kill_at", ()) and not os.path.exists(f"{params['log']}.killed{index}"):
@@ -69,7 +74,8 @@ class Fails:
             case "started":
                 yield Event("started")
             case "stubborn":
-                time.sleep(float(call.params["seconds"]))
+                while not os.path.exists(call.params["until"]):  # deaf to whatever it is told
+                    time.sleep(0.01)
                 yield Event("done")
 
 

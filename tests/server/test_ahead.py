@@ -249,7 +249,7 @@ def test_sigterm_ends_a_replica_that_loads_at_once(
         with served.stream(Call("c", "any")) as events:
             next(events)
     served.process.send_signal(signal.SIGTERM)
-    assert served.process.wait(20) == 0
+    assert served.process.wait(100) == 0
     assert messages(served, "told to go while it loads: exit")
 
 
@@ -261,11 +261,11 @@ def test_sigterm_leaves_an_open_call_its_load(serve: Serve, exchange: DirectoryE
         until(lambda: served.client.get("/healthz/ready").status_code == 503)
         (tmp_path / "release").touch()
         assert [event.kind for event in events][-1] == "done"
-    assert served.process.wait(20) == 0
+    assert served.process.wait(100) == 0
 
 
 def test_a_load_that_breaks_the_replica_ends_it(exchange: DirectoryExchange, serve: Serve) -> None:
     hint(exchange, "slow", Load("broken", {"a": POLICY}))
     served = serve.start("Loads", "--function", "slow")
-    assert served.process.wait(30) == 0
+    assert served.process.wait(100) == 0
     assert messages(served, "ahead") == ["broken: a actor v000003 not loaded ahead: half of the weights are new"]

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -56,7 +55,8 @@ def test_another_replica_repeats_the_result_too(serve: Serve) -> None:
 
 
 def test_a_call_that_was_killed_is_taken_up_where_it_was(serve: Serve, tmp_path: Path) -> None:
-    call = Call("c1", "count", params={"n": 4, "pause_s": 0.1, "log": str(tmp_path / "log")})
+    gate = tmp_path / "gate"
+    call = Call("c1", "count", params={"n": 4, "hold": 2, "until": str(gate), "log": str(tmp_path / "log")})
     one = serve()
     seen: list[Event] = []
     with one.stream(call) as events, suppress(httpx.RemoteProtocolError):
@@ -65,6 +65,7 @@ def test_a_call_that_was_killed_is_taken_up_where_it_was(serve: Serve, tmp_path:
             if len([e for e in seen if e.kind == "samples"]) == 2:
                 one.process.kill()
     assert seen[-1].kind != "done"
+    gate.touch()
     two = serve().call(call)
     assert kinds(two) == ["started", "samples", "samples", "samples", "samples", "done"]
     sent = [e for e in seen if e.kind == "samples"]
@@ -90,20 +91,26 @@ def test_two_attempts_at_one_time_report_one_history(serve: Serve, tmp_path: Pat
         assert servers[0].exchange.get(event.ref) == f"value {i}".encode()  # nobody wrote over it
 
 
-def test_started_and_heartbeats_come_while_the_function_loads_and_works(serve: Serve) -> None:
-    served = serve("Count", "--options", '{"load_s": 0.6}')
-    with served.stream(Call("c1", "count", params={"n": 1, "pause_s": 0.5})) as events:
-        seen = list(events)
-    assert seen[0].kind == "started"
-    beats = [e for e in seen if "elapsed_s" in e.data]
-    assert len(beats) >= 4
-    assert beats[-1].data["prior"] == 0  # what the function told
-    assert beats[-1].data["elapsed_s"] > beats[0].data["elapsed_s"] > 0
+def test_started_and_heartbeats_come_while_the_function_loads_and_works(serve: Serve, tmp_path: Path) -> None:
+    loaded, gate = tmp_path / "loaded", tmp_path / "gate"
+    served = serve("Count", "--options", json.dumps({"load_until": str(loaded)}))
+    with served.stream(Call("c1", "count", params={"n": 1, "hold": 0, "until": str(gate)})) as events:
+        assert next(events).kind == "started"
+        loading = [next(events), next(events)]
+        loaded.touch()
+        working = [next(event for event in events if "prior" in event.data), next(events)]  # what the function told
+        gate.touch()
+        assert kinds([event for event in events if event.kind != "progress"]) == ["samples", "done"]
+    beats = [*loading, *working]
+    assert {event.kind for event in beats} == {"progress"}
+    assert [event.data.get("prior") for event in beats] == [None, None, 0, 0]
+    elapsed_s = [event.data["elapsed_s"] for event in beats]
+    assert 0 < elapsed_s[0] < elapsed_s[1] < elapsed_s[2] < elapsed_s[3]
 
 
 def test_cut_by_key_hands_over_the_rest_and_the_repeat_has_the_same(serve: Serve) -> None:
     served = serve()
-    call = Call("c1", "count", params={"n": 50, "pause_s": 0.1})
+    call = Call("c1", "count", params={"n": 50, "hold": 2})
     seen: list[Event] = []
     with served.stream(call) as events:
         for event in events:
@@ -123,18 +130,17 @@ def test_cut_by_key_hands_over_the_rest_and_the_repeat_has_the_same(serve: Serve
 def test_closing_the_request_cancels_the_call(serve: Serve, tmp_path: Path) -> None:
     served = serve()
     log = tmp_path / "log"
-    with served.stream(Call("c1", "count", params={"n": 1000, "pause_s": 0.05, "log": str(log)})) as events:
+    with served.stream(Call("c1", "count", params={"n": 1000, "hold": 500, "log": str(log)})) as events:
         next(e for e in events if e.kind == "samples")
-    assert kinds(served.call(Call("c2", "count", params={"n": 1})))[-1] == "done"  # waits for the end of c1
-    lines = len(work(log))
-    time.sleep(0.2)
-    assert len(work(log)) == lines
+    for call in ("c2", "c3"):  # they wait for the end of c1
+        assert kinds(served.call(Call(call, "count", params={"n": 1})))[-1] == "done"
+    assert len(work(log)) <= 501
     assert 'outcome="cancelled"} 1' in served.client.get("/metrics").text
 
 
 def test_one_call_at_a_time(serve: Serve) -> None:
     served = serve()
-    with served.stream(Call("c1", "count", params={"n": 1, "pause_s": 3.0})) as events:
+    with served.stream(Call("c1", "count", params={"n": 1, "hold": 0})) as events:
         next(events)
         refused = served.post(Call("c2", "count", params={"n": 1}).to_json())
         assert refused.status_code == 503
@@ -159,9 +165,10 @@ def test_errors(serve: Serve) -> None:
         assert fnmatchcase(events[1].data["message"], message)
 
 
-def test_a_deadline_ends_a_call_with_a_retryable_error(serve: Serve) -> None:
-    served = serve("Fails")
-    events = served.call(Call("c1", "stubborn", params={"seconds": 1.0}, deadline_s=0.3))
+def test_a_deadline_ends_a_call_with_a_retryable_error(serve: Serve, tmp_path: Path) -> None:
+    served, gate = serve("Fails"), tmp_path / "gate"
+    events = served.call(Call("c1", "stubborn", params={"until": str(gate)}, deadline_s=0.3))
+    gate.touch()
     assert events[-1].kind == "error"
     assert events[-1].data["kind"] == "retryable"
     assert events[-1].data["message"] == "call c1 went beyond its deadline of 0.3 s"
@@ -170,9 +177,9 @@ def test_a_deadline_ends_a_call_with_a_retryable_error(serve: Serve) -> None:
 
 def test_a_call_that_goes_on_long_after_its_deadline_ends_the_process(serve: Serve) -> None:
     served = serve("Fails", stuck_s=0.3)
-    events = served.call(Call("c1", "stubborn", params={"seconds": 60}, deadline_s=0.2))
+    events = served.call(Call("c1", "stubborn", params={"until": "never"}, deadline_s=0.2))
     assert events[-1].data["kind"] == "retryable"
-    assert served.process.wait(20) == 70
+    assert served.process.wait(100) == 70
     last = json.loads(served.log.read_text().splitlines()[-1])
     assert (last["level"], last["message"]) == ("error", "call c1 goes on 0.3 s after it was cancelled: exit")
 
@@ -233,55 +240,56 @@ def test_metrics_count_and_state(serve: Serve) -> None:
 # --- drain -----------------------------------------------------------------------------------------------------------
 
 
-def test_sigterm_lets_the_open_call_finish_takes_no_other_and_exits(serve: Serve) -> None:
-    served = serve()
+def test_sigterm_lets_the_open_call_finish_takes_no_other_and_exits(serve: Serve, tmp_path: Path) -> None:
+    served, gate = serve("Count", "--grace-s", "1000"), tmp_path / "gate"
     seen: list[Event] = []
-    with served.stream(Call("c1", "count", params={"n": 4, "pause_s": 0.2})) as events:
+    with served.stream(Call("c1", "count", params={"n": 4, "hold": 1, "until": str(gate)})) as events:
         for event in events:
             if not seen:
                 served.process.terminate()
                 until(lambda: served.client.get("/healthz/ready").status_code == 503)
                 assert served.post(Call("c2", "count", params={"n": 1}).to_json()).status_code == 503
+                gate.touch()
             seen.append(event)
     assert [e.data["index"] for e in seen if e.kind == "samples"] == [[0], [1], [2], [3]]
     assert seen[-1].kind == "done"
-    assert served.process.wait(20) == 0
+    assert served.process.wait(100) == 0
 
 
 def test_a_call_too_long_for_the_grace_is_cut(serve: Serve) -> None:
     served = serve("Count", "--grace-s", "0.6")
     seen: list[Event] = []
-    with served.stream(Call("c1", "count", params={"n": 100, "pause_s": 0.1})) as events:
+    with served.stream(Call("c1", "count", params={"n": 100, "hold": 3})) as events:
         for event in events:
             if not seen:
                 served.process.terminate()
             seen.append(event)
     assert kinds(seen)[-2:] == ["cut", "done"]
     assert [i for e in seen if e.kind in ("samples", "cut") for i in e.data["index"]] == list(range(100))
-    assert served.process.wait(20) == 0
+    assert served.process.wait(100) == 0
 
 
 def test_a_replica_that_is_broken_says_so_and_ends(serve: Serve) -> None:
     served = serve("Fails")
     error = served.call(Call("c1", "broken"))[-1]
     assert error.data == {"kind": "retryable", "message": "half of the weights are new"}
-    assert served.process.wait(20) == 0
+    assert served.process.wait(100) == 0
 
 
 def test_sigterm_ends_an_idle_server(serve: Serve) -> None:
     served = serve()
     served.process.terminate()
-    assert served.process.wait(20) == 0
+    assert served.process.wait(100) == 0
 
 
 def test_a_server_ends_with_its_parent(serve: Serve, tmp_path: Path) -> None:
     """The parent is killed; the kernel kills the server."""
     script = (
-        "import os, subprocess, sys, time\n"
+        "import os, signal, subprocess, sys\n"
         "command = [sys.executable, '-m', 'functions.server', '--parent', str(os.getpid()), *sys.argv[1:]]\n"
         "child = subprocess.Popen(command)\n"
         "print(child.pid, flush=True)\n"
-        "time.sleep(60)\n"
+        "signal.pause()\n"
     )
     arguments = ["--kind", "reward", "--exchange", str(tmp_path), "--job", "j", "--uds", str(tmp_path / "s.sock")]
     parent = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import secrets
 import signal
@@ -15,9 +14,7 @@ from typing import Any
 from functions.base.wire import Call, Event, Json, Ref, Version
 from functions.exchange.directory import DirectoryExchange
 from orchestrator.calls.gang import rank_calls
-
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["functions.train.function", "tests.support.gang"])
+from tests.support.forked import CONTEXT
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,16 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
+def who_logs_to(log: Path) -> list[int]:
+    """Processes whose standard error goes to this file."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/2"):
+        with suppress(OSError):
+            if link.readlink() == log.resolve():
+                found.append(int(link.parts[2]))
+    return found
+
+
 def exists(pid: int) -> bool:
     """A process that has ended and waits to be reaped by whoever adopted it does not."""
     with suppress(FileNotFoundError, ProcessLookupError):

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-STEPS = 4
+STEPS = 3
 MARK = f"RLHF_TEST_SESSION={uuid.uuid4()}"
 """In the environment of every process that these tests start, and of all their descendants."""
 ENV = (
@@ -111,7 +111,7 @@ def arguments(*words: object, module: str = "orchestrator.commands") -> list[str
     return [sys.executable, "-m", module, *map(str, words)]
 
 
-def command(*words: object, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+def command(*words: object, timeout_s: float = 250) -> subprocess.CompletedProcess[str]:
     """`rlhf-orchestrate WORDS`, to its end."""
     return subprocess.run(arguments(*words), env=ENV, capture_output=True, text=True, timeout=timeout_s, check=False)
 
@@ -136,6 +136,17 @@ class Background:
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.communicate()
+
+
+class Seen:
+    """Counts the events of a run's calls that lie in its exchange, or have lain there when it was called before."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.events = run, set[Path]()
+
+    def __call__(self) -> int:
+        self.events |= set((self.run / "calls").glob("*/events/*"))
+        return len(self.events)
 
 
 TIMED = ("timing_s/", "timing_per_token_ms/", "perf/", "cost/", "planner/", "rollout/", "time")
@@ -166,20 +177,9 @@ def assert_same(run: Path, undisturbed: Path) -> None:
     assert model(run) == model(undisturbed)
 
 
-def children(process: int) -> Sequence[int]:
-    """All descendants of a process that live now."""
-    found = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = [tuple(map(int, line.split())) for line in found.splitlines()]
-    family, size = {process}, 0
-    while len(family) > size:
-        size = len(family)
-        family |= {pid for pid, parent in parents if parent in family}
-    return sorted(family - {process})
-
-
 def assert_nothing_left() -> None:
     """No orchestrator and no function that this test session started is left."""
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 60
     while left := [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _ours(pid)]:
         assert time.monotonic() < deadline_s, f"processes are left: {left}"
         time.sleep(0.1)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 
-def until(condition: Callable[[], Any], *, within_s: float = 20) -> None:
+def until(condition: Callable[[], Any], *, within_s: float = 100) -> None:
     end_s = time.monotonic() + within_s
     while not condition():
-        assert time.monotonic() < end_s
+        assert time.monotonic() < end_s, f"not so within {within_s:g} s"
         time.sleep(0.01)
 
 

@@ -1,19 +1,20 @@
 """`rlhf-orchestrate` with a planner that cuts every step as soon as one sample is finished, and moves what is left to
-one replica of generate-tail:   python -m tests.support.wide_tail run job.toml ...
+one replica of generate-tail:   python -m tests.support.wide_tail run RUN-DIR job.toml key.path=value ...
+                                python -m tests.support.wide_tail resume RUN-DIR
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from orchestrator.commands import main as cli
-from orchestrator.job.config import JobConfig
-from orchestrator.planner.base import TAIL, Planner, StepPlan, StepRequest
+from orchestrator.job.config import load_job
+from orchestrator.planner.base import TAIL, StepPlan, StepRequest
 from orchestrator.planner.static import StaticPlanner
-from orchestrator.platforms.base import FunctionSpec
-from orchestrator.session import session
+from orchestrator.run.directory import RunDirectory
+from orchestrator.session.session import Run, prepare, train
+from orchestrator.session.terminal_view import NoView
 
 
 class CutsAtOnce(StaticPlanner):
@@ -37,10 +38,17 @@ class NeverCuts(CutsAtOnce):
     cuts = False
 
 
-def planner(_job: JobConfig, _specs: Sequence[FunctionSpec]) -> Planner:
-    return CutsAtOnce()
+def main() -> None:
+    command, path, *more = sys.argv[1:]
+    if command == "run":
+        job = load_job(Path(more[0]), more[1:])
+        directory = RunDirectory.create(Path(path), job)
+    else:
+        directory = RunDirectory.open(Path(path))
+        job = directory.job
+    prepared = prepare(job)
+    train(Run(prepared, directory, CutsAtOnce()), NoView())
 
 
 if __name__ == "__main__":
-    vars(session)["job_planner"] = planner
-    sys.exit(cli.main())
+    main()

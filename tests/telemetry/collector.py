@@ -36,7 +36,7 @@ def collecting(status: int = 200, *, holds: threading.Event | None = None) -> It
             assert self.headers["content-type"] == "application/x-protobuf"
             collector.asked.set()
             if collector.holds is not None:
-                collector.holds.wait(60)
+                collector.holds.wait(200)
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
             collector.paths.add(self.path)

@@ -14,10 +14,10 @@ import pytest
 
 from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import JobConfig, parse_job
-from orchestrator.telemetry import background
 from orchestrator.telemetry.background import Background
 from orchestrator.telemetry.open_sinks import check_sinks, open_sinks
 from orchestrator.telemetry.sinks import Committed, Metrics, Sink
+from tests.support.waiting import until
 
 STEPS: Committed = [
     (step, {"training/global_step": float(step), "critic/score/mean": step / 10, "val-core/sums/acc/mean@1": 0.5})
@@ -34,18 +34,12 @@ def job(**telemetry: Any) -> JobConfig:
     return parse_job(JOB | {"telemetry": {"tensorboard": False, **telemetry}}, base=Path("/"))
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine of the tests may be busy."""
-    monkeypatch.setattr(background, "END_S", 100.0)
-
-
 def executions(config: JobConfig, directory: Path, *, failed: bool = False) -> list[str]:
     """Two: the first is killed after it has committed step 2 and told of steps 0 and 1. What was noted."""
     notes: list[str] = []
 
     async def first() -> None:
-        sinks = open_sinks(config, directory, [], notes.append)
+        sinks = open_sinks(config, directory, [], notes.append, end_s=200)
         for sink in sinks:
             for step, metrics in STEPS[:2]:
                 sink.write(step, metrics)
@@ -53,13 +47,14 @@ def executions(config: JobConfig, directory: Path, *, failed: bool = False) -> l
             sink.close(failed=True)
 
     async def second() -> None:
-        sinks = open_sinks(config, directory, STEPS[:3], notes.append)
+        sinks = open_sinks(config, directory, STEPS[:3], notes.append, end_s=200)
         for sink in sinks:
             sink.write(*STEPS[3])
             sink.close(failed=failed)
 
     asyncio.run(first())
-    time.sleep(1)  # wandb calls its directories by the second
+    ended = time.ctime()
+    until(lambda: time.ctime() != ended)  # wandb calls its directories by the second
     asyncio.run(second())
     return notes
 
@@ -67,10 +62,8 @@ def executions(config: JobConfig, directory: Path, *, failed: bool = False) -> l
 def test_wandb_has_every_step_of_all_executions_once(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="the client wandb is not installed (extra wandb)")
     assert executions(job(wandb={"project": "rlhf", "entity": "us", "mode": "offline"}), tmp_path) == []
-    until_s = time.monotonic() + 60
-    while len((found := read_wandb(tmp_path))[2]) < 2 and time.monotonic() < until_s:
-        time.sleep(0.2)  # its own process writes the file, and may be behind
-    runs, points, exits = found
+    until(lambda: len(read_wandb(tmp_path)[2]) == 2)  # its own process writes the file, and may be behind
+    runs, points, exits = read_wandb(tmp_path)
     assert runs == {((tmp_path / "run-id").read_text(), "rlhf", "us", "sums")}
     assert points == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 0.3)]
     assert exits == [1, 0]
@@ -151,14 +144,13 @@ class Odd:
         self.closed.append(failed)
 
 
-def through(open: Callable[[], Sink]) -> list[str]:
+def through(open: Callable[[], Sink], *, end_s: float = 200) -> list[str]:
     notes: list[str] = []
 
     async def main() -> None:
-        sink = Background("odd", open, notes.append)
+        sink = Background("odd", open, notes.append, end_s=end_s)
         for step, metrics in STEPS:
             sink.write(step, metrics)
-        await asyncio.sleep(0.01)
         sink.close(failed=True)
 
     asyncio.run(main())
@@ -171,10 +163,9 @@ def test_in_order_and_to_the_end() -> None:
     assert (odd.written, odd.closed) == ([0, 1, 2, 3], [True])
 
 
-def test_one_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "END_S", 0.05)
+def test_one_that_hangs_is_left_behind() -> None:
     forever = threading.Event()
-    assert through(lambda: Odd(forever.wait)) == [
+    assert through(lambda: Odd(forever.wait), end_s=0.05) == [
         "odd: has not finished 0.05 s after the job's end; what it lacks is lost to it"
     ]
     forever.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -196,9 +195,7 @@ def test_more_ranks_than_packs(bench: Bench) -> None:
 
 def test_a_killed_rank_ends_all_and_the_next_attempt_makes_the_version(bench: Bench) -> None:
     call = bench.call("doomed", GRPO)
-    begun_s = time.monotonic()
     killed, survivor = reversed(run_gang(bench.root, bench.scratch, ranks_of(call, 2), die=1))
-    assert time.monotonic() - begun_s < 100
     assert killed.exit_code == -9
     assert survivor.event is not None
     assert survivor.event.kind == "error"

@@ -240,10 +240,10 @@ def test_it_begins_before_the_samples_are_there_and_ends_when_it_is_not_wanted(b
     answer: list[Json] = []
     working = threading.Thread(target=lambda: answer.append(bench.run(call, context=context)))
     working.start()
-    assert begun.wait(30)
+    assert begun.wait(200)
     assert working.is_alive()
     bench.feed(parts, "fed.feed")
-    working.join(30)
+    working.join(200)
     equal(bench, bench.whole(GRPO), answer[0])
 
     late, errors = threading.Event(), list[Exception]()
@@ -258,7 +258,7 @@ def test_it_begins_before_the_samples_are_there_and_ends_when_it_is_not_wanted(b
     working = threading.Thread(target=starve)
     working.start()
     late.set()
-    working.join(30)
+    working.join(200)
     assert len(errors) == 1
     assert len(bench.exchange.list("weights/policy/v000001")) == len(
         [key for key in bench.exchange.list("weights/policy/v000001") if "starved" not in key]

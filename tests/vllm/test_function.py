@@ -33,6 +33,12 @@ pytestmark = pytest.mark.vllm
 CPU = EngineOptions(torch.float32, torch.device("cpu"), 64, False)
 
 
+def engine_of(function: GenerateFunction) -> VllmEngine:
+    engine = function.policy.engine
+    assert isinstance(engine, VllmEngine)
+    return engine
+
+
 def test_a_call_that_is_cut_and_taken_up_by_another_replica(
     make_model: Callable[..., Path], logprobs: Logprobs, tmp_path: Path
 ) -> None:
@@ -67,8 +73,7 @@ def test_a_call_that_is_cut_and_taken_up_by_another_replica(
     events, first = call("cut", SampleBatch.of_prompts(prompts, samples_per_prompt=4, version=0), cut_at=2)
     assert [event.kind for event in events[-2:]] == ["cut", "done"]
     caches = [Ref.from_json(ref) for refs in events[-2].data["caches"] for ref in refs]
-    assert isinstance(function._policy._engine, VllmEngine)
-    function._policy._engine._forget_prefixes()  # as if it were the other replica's
+    engine_of(function).forget_prefixes()  # as if it were the other replica's
     rest_events, second = call("rest", first[-1], caches=caches)
     lengths = first[-1].prompts.lengths[first[-1].prompt]
     blocks = (lengths + first[-1].responses.lengths - 1) // 32
@@ -135,8 +140,7 @@ def test_published_adapters_are_swapped_over_the_base_that_is_held(
         engines = set()
         for version in ahead:
             function.load_ahead(Load("generate", {"policy": version}), Context(exchange, str(tmp_path / "scratch")))
-            assert isinstance(function._policy._engine, VllmEngine)
-            engines.add(function._policy._engine._engine)
+            engines.add(engine_of(function).held())
         for version in order:
             asked = Call(
                 f"{replica}.{version.number}", "generate", inputs={"samples": [ref]}, weights={"policy": version},
@@ -149,10 +153,9 @@ def test_published_adapters_are_swapped_over_the_base_that_is_held(
             sample = Sample(0, found.responses[0], found.logprobs, Finish.LENGTH, version.number)
             merged = materialize(exchange, version, tmp_path / "merged" / str(version.number))
             assert np.allclose(found.logprobs, logprobs(merged, request, sample, 1.0), atol=2e-5)
-            assert isinstance(function._policy._engine, VllmEngine)
-            engines.add(function._policy._engine._engine)
+            engines.add(engine_of(function).held())
         assert len(engines) == 1
-        function._policy._engine.close()  # type: ignore[union-attr]
+        engine_of(function).close()
 
 
 def test_a_kept_replica_follows_by_deltas(make_model: Callable[..., Path], logprobs: Logprobs, tmp_path: Path) -> None:
@@ -180,15 +183,14 @@ def test_a_kept_replica_follows_by_deltas(make_model: Callable[..., Path], logpr
         whole = materialize(exchange, version, tmp_path / "whole" / str(number))
         assert np.allclose(found.logprobs, logprobs(whole, request, sample, 1.0), atol=2e-5)
         assert ("fetch delta" in [span.name for span in context.meter.spans]) == (number > 1)
-        assert isinstance(function._policy._engine, VllmEngine)
-        engines.add(function._policy._engine._engine)
+        engines.add(engine_of(function).held())
         old, parent = tensors, version
         tensors = {n: torch.where(torch.rand(t.shape) < 0.05, t + 0.05, t) for n, t in old.items()}
         change = difference(manifest, blobs(old), blobs(tensors))
         assert change is not None
         delta = change.parts
     assert len(engines) == 1
-    function._policy._engine.close()  # type: ignore[union-attr]
+    engine_of(function).close()
 
 
 def test_auto_says_what_it_took_and_why(make_model: Callable[..., Path], tmp_path: Path) -> None:

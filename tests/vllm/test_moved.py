@@ -54,7 +54,7 @@ def rest(wanted: Sequence[Request], parts: Sequence[Sample]) -> list[Request]:
 
 def elsewhere(engine: VllmEngine) -> None:
     """The engine is another replica: it has computed nothing yet."""
-    engine._forget_prefixes()
+    engine.forget_prefixes()
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ def patched(engine: VllmEngine, model: Path, *deltas: tuple[bytes, ...]) -> bool
     """What the engine does on a GPU."""
     assert engine._engine is not None
     (done,) = engine._engine.collective_rpc("rlhf_patch", args=(str(model), deltas))
-    engine._forget_prefixes()
+    engine.forget_prefixes()
     return bool(done)
 
 

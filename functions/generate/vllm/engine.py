@@ -93,7 +93,7 @@ class VllmEngine:
                     self._engine.collective_rpc("rlhf_reload", args=(str(model_dir),))
             except Exception as error:
                 raise ReplicaBroken(f"weights of {model_dir} could not be applied in place: {error}") from error
-            self._forget_prefixes()
+            self.forget_prefixes()
         self._eos = eos_ids(model_dir).tolist()
 
     def _patched(self, model_dir: Path, changes: Changes) -> bool:
@@ -102,7 +102,7 @@ class VllmEngine:
 
         if current_platform.is_cpu():
             return False
-        return all(self._held().collective_rpc("rlhf_patch", args=(str(model_dir), changes.deltas)))
+        return all(self.held().collective_rpc("rlhf_patch", args=(str(model_dir), changes.deltas)))
 
     def _load_adapter(self, version: Version, adapter: Adapter) -> None:
         """Swaps adapters; the base model is loaded once."""
@@ -120,7 +120,7 @@ class VllmEngine:
         if self._base is None:
             self._load_weights(adapter.base)
             self._base = adapter.base
-        self._version, engine = None, self._held()
+        self._version, engine = None, self.held()
         number = 1 if self._adapter is None else self._adapter.lora_int_id + 1
         request = LoRARequest(f"{version.model}-{version.number}-{version.call}", number, str(adapter.directory))
         try:
@@ -131,11 +131,11 @@ class VllmEngine:
         except Exception as error:
             raise ReplicaBroken(f"adapter {adapter.directory} could not be loaded: {error}") from error
         self._adapter, self._version = request, version
-        self._forget_prefixes()
+        self.forget_prefixes()
 
-    def _forget_prefixes(self) -> None:
+    def forget_prefixes(self) -> None:
         """Empties the prefix cache: what it holds was computed with the weights before. vLLM does not do it."""
-        engine, deadline_s = self._held(), time.monotonic() + _IDLE_S
+        engine, deadline_s = self.held(), time.monotonic() + _IDLE_S
         while not engine.reset_prefix_cache():
             if time.monotonic() > deadline_s:
                 raise ReplicaBroken("the prefix cache could not be emptied after a weight update: blocks are in use")
@@ -146,7 +146,7 @@ class VllmEngine:
     def generate(self, requests: Sequence[Request], sampling: Sampling, stop: Callable[[], bool]) -> Iterator[Sample]:
         if self._version is None:
             raise ValueError("generate before load: the engine holds no policy")
-        engine, number = self._held(), self._version.number
+        engine, number = self.held(), self._version.number
         model = engine.vllm_config.model_config
         check_requests(requests, sampling, model.max_model_len, model.get_vocab_size())
         if any(request.cache is not None for request in requests):
@@ -203,7 +203,7 @@ class VllmEngine:
         along when it can start at once. Until then its blocks would be in the way, or be lost to others."""
         if not queue:
             return
-        engine, cache = self._held(), self._cache()
+        engine, cache = self.held(), self._cache()
         running, waiting = cache.counts()
         room = cache.room
         while queue and not waiting:
@@ -233,7 +233,7 @@ class VllmEngine:
 
         stream: dict[str, Any] = {"extra_args": {STREAM: [key, given]}}
         if not current_platform.is_cpu():
-            positioned = self._held().vllm_config.use_v2_model_runner
+            positioned = self.held().vllm_config.use_v2_model_runner
             stream = {"seed": (key if positioned else key + given) >> 1}
         return SamplingParams(
             temperature=sampling.temperature,
@@ -287,7 +287,8 @@ class VllmEngine:
             self._engine.engine_core.shutdown()
         self._engine, self._blocks, self._version, self._adapter = None, None, None, None
 
-    def _held(self) -> LLMEngine:
+    def held(self) -> LLMEngine:
+        """vLLM's engine, once a model is loaded."""
         assert self._engine is not None
         return self._engine
 

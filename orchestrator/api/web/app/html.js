@@ -4,5 +4,5 @@ import htm from "htm";
 
 export const html = htm.bind(h);
 export { render, Fragment };
-export { useEffect, useRef, useState, useMemo, useId } from "preact/hooks";
+export { useEffect, useLayoutEffect, useRef, useState, useMemo, useId } from "preact/hooks";
 export { signal, computed, effect, batch, useSignal, useComputed, useSignalEffect } from "@preact/signals";

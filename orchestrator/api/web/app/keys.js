@@ -1,10 +1,11 @@
-// Shortcuts. A part adds its own while it is shown; keys typed into a field are the field's.
-import { useEffect } from "app/html.js";
+// Shortcuts. A part adds its own while it is shown (before it is painted: what is seen works); keys typed into a field
+// are the field's.
+import { useLayoutEffect } from "app/html.js";
 
 const handlers = new Map(); // key -> stack of functions
 
 export function useKeys(keys) {
-  useEffect(() => {
+  useLayoutEffect(() => {
     for (const [key, handler] of Object.entries(keys)) handlers.set(key, [...(handlers.get(key) ?? []), handler]);
     return () => {
       for (const [key, handler] of Object.entries(keys)) {

@@ -1,0 +1,60 @@
+"""Processes that are forked from a clean server with the libraries loaded, as replicas are from the warm parent: a
+fresh interpreter takes seconds of imports. One server for all tests of a worker."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload([
+    "functions.generate.function", "functions.reference.function", "functions.train.function", "functions.server.app",
+    "functions.exchange.redis", "functions.exchange.s3", "tests.support.gang", "tests.support.forked",
+])  # fmt: skip
+
+
+class ForkedServer:
+    """A function server, told what `python -m functions.server` is told; to be handled as a `subprocess.Popen`."""
+
+    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], log: Path, stuck_s: float | None) -> None:
+        told = (list(arguments), dict(env), str(log), stuck_s)
+        self.process: ForkServerProcess = CONTEXT.Process(target=_serve, args=told, daemon=True)
+        self.process.start()
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        self.process.join(timeout_s)
+        assert self.process.exitcode is not None, f"still there after {timeout_s} s"
+        return self.process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _serve(arguments: list[str], env: dict[str, str], log: str, stuck_s: float | None) -> None:
+    from dataclasses import replace
+
+    from functions.server.app import serve, set_threads
+    from functions.server.settings import Settings
+
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for target in (1, 2):
+        os.dup2(output, target)
+    os.environ.clear()
+    os.environ.update(env)
+    settings, where = Settings.from_command_line(arguments)
+    set_threads(settings.threads)
+    serve(settings if stuck_s is None else replace(settings, stuck_s=stuck_s), where.listen())
