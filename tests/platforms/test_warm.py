@@ -8,7 +8,7 @@ from pathlib import Path
 
 START = """
 import os, socket, sys, time
-from functions.server.app import warm
+from functions.server import warm
 
 fork = os.fork
 
