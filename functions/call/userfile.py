@@ -96,5 +96,7 @@ def describe(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
+    if isinstance(error, MemoryError) or "can't allocate memory" in message:
+        message += f"{': ' if message else ''}its replica may take no more -> raise memory_gb of its function"
     where = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
     return f"{type(error).__name__}: {message}{where}" if message else f"{type(error).__name__}{where}"

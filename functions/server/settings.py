@@ -17,7 +17,6 @@
 | --heartbeat-s | RLHF_HEARTBEAT_S | 2              | seconds between heartbeats, 5 at most                    |
 | --grace-s     | RLHF_GRACE_S     | 30             | how long after SIGTERM the process will be left alive    |
 | --scratch     | RLHF_SCRATCH     | a new folder   | directory of the replica's own                           |
-| --parent      |                  |                | pid of the parent: end when it ends                      |
 |               | RLHF_TOKEN       | none           | bearer token that calls must carry                       |
 """
 
@@ -31,7 +30,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -63,6 +62,12 @@ class Settings:
         if not self.grace_s > 0:
             raise ValueError(f"--grace-s is {self.grace_s:g}, wants more than 0")
 
+    def command_line(self) -> list[str]:
+        """Of `python -m functions.server`; the token travels by environment."""
+        told = {f"--{f.name.replace('_', '-')}": getattr(self, f.name) for f in fields(self) if f.name != "token"}
+        told["--options"] = json.dumps(dict(self.options))
+        return [str(word) for pair in told.items() for word in pair]
+
     @classmethod
     def from_command_line(cls, arguments: Sequence[str]) -> tuple[Settings, Address]:
         """Exits with one line on standard error and status 2 when an argument is missing or wrong."""
@@ -81,10 +86,7 @@ class Settings:
         parser.add_argument("--heartbeat-s", type=float, default=float(env.get("RLHF_HEARTBEAT_S", "2")))
         parser.add_argument("--grace-s", type=float, default=float(env.get("RLHF_GRACE_S", "30")))
         parser.add_argument("--scratch", default=env.get("RLHF_SCRATCH", ""))
-        parser.add_argument("--parent", type=int)
         given = parser.parse_args(arguments)
-        if given.parent is not None:
-            die_with_parent(given.parent)
         try:
             options = json.loads(given.options)
         except json.JSONDecodeError as error:
@@ -137,8 +139,8 @@ def listen_unix(path: str) -> socket.socket:
     return listener
 
 
-def die_with_parent(parent: int) -> None:
-    """Asks the kernel to kill this process when its parent ends (Linux: prctl(2), PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Asks the kernel to signal this process when its parent ends (Linux: prctl(2), PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it ended before the line above
         sys.exit(f"parent {parent} is gone")

@@ -1,16 +1,18 @@
 """The warm parent: one process that has the libraries loaded, from which replicas are forked.
 
-    orchestrator  -- {"start": {...}} -->  warm parent  -- listen, fork -->  replica (server.serve)
+    orchestrator  -- {"start": {...}} -->  warm parent  -- listen, fork -->  keeper --> replica (server.serve)
                   <-- started, exited --       |
                   (a socket at standard input; JSON lines; when it closes, all replicas are killed and the parent ends)
 
-    in:   {"start": {"socket": path, "log": path, "settings": {...}}}    {"kill": name}
+    in:   {"start": {"socket": path, "log": path, "memory_gb": bound or null, "settings": {...}}}    {"kill": name}
     out:  {"ready": {"threads", "rss_mb", "seconds"}}    {"started": {"name", "pid", "fork_s"}}
           {"failed": {"name", "message"}}    {"exited": {"name", "code"}}      code as subprocess: -9 for SIGKILL
 
 Forking is safe because the parent has one thread: numeric libraries are held to one before they load, nothing that
 starts a thread is used, and a parent that has more than one after loading says so and ends. `gc.freeze()` keeps the
 collector of the replicas off the shared pages. A replica's socket listens before the fork, so its caller need not wait.
+What a replica has started goes with it (functions/server/keeper.py). With --fresh nothing is loaded beforehand: each
+replica is a new interpreter.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from collections.abc import Mapping, Sequence
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, NoReturn
 
+from functions.server.keeper import HEARD, adopt_orphans, bound_memory, children, keep, kill_orphans
 from functions.server.settings import Settings, die_with_parent, listen_unix
 
 ONE_THREAD = {
@@ -41,10 +44,12 @@ ONE_THREAD = {
 
 
 class WarmParent:
-    def __init__(self, control: socket.socket) -> None:
-        self.control = control
+    def __init__(self, control: socket.socket, *, fresh: bool = False) -> None:
+        self.control, self.fresh = control, fresh
         self.replicas: dict[int, str] = {}
-        """Names of the replicas that exist, by pid."""
+        """Names of the replicas that exist, by their keepers' pids."""
+        self.helpers = children()
+        """What libraries have started as they were loaded."""
         self.woken, self.wakeup = socket.socketpair()
         for end in (self.woken, self.wakeup):
             end.setblocking(False)
@@ -80,37 +85,65 @@ class WarmParent:
         else:
             for pid, name in self.replicas.items():
                 if name == message["kill"]:
-                    kill(pid)
+                    os.kill(pid, signal.SIGTERM)
 
-    def start(self, settings: Mapping[str, Any], socket: str, log: str) -> None:
+    def start(self, settings: Mapping[str, Any], socket: str, log: str, memory_gb: float | None = None) -> None:
         begun_s = time.perf_counter()
         name, own = settings["name"], os.getpid()
         try:
             listener = listen_unix(socket)
-            with listener:
-                pid = os.fork()
-                if pid == 0:
-                    self.replica(Settings(**settings), listener, log, own)
+            with listener, Pipe() as pids:
+                heard = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # by the keeper, from its first moment
+                try:
+                    keeper = os.fork()
+                    if keeper == 0:
+                        self.keeper(Settings(**settings), listener, log, memory_gb, own, pids)
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+                self.replicas[keeper] = name
+                pid = pids.receive()
         except OSError as error:
             self.tell({"failed": {"name": name, "message": f"cannot start a process: {error}"}})
             return
-        self.replicas[pid] = name
         self.tell({"started": {"name": name, "pid": pid, "fork_s": round(time.perf_counter() - begun_s, 6)}})
 
-    def replica(self, settings: Settings, listener: socket.socket, log: str, parent: int) -> NoReturn:
+    def keeper(
+        self, settings: Settings, listener: socket.socket, log: str, memory_gb: float | None, parent: int, pids: Pipe
+    ) -> NoReturn:
         """The child of `parent`, which may be gone already. Never returns into the parent's code."""
-        code = 1
+
+        def told(pid: int) -> None:
+            pids.send(pid)
+            listener.close()
+
         try:
-            os.setsid()
-            die_with_parent(parent)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for end in (self.control, self.woken, self.wakeup):
                 end.close()
+            keep(parent, lambda: self.replica(settings, listener, log, memory_gb), told)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def replica(self, settings: Settings, listener: socket.socket, log: str, memory_gb: float | None) -> NoReturn:
+        """The child of its keeper."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             nothing = os.open(os.devnull, os.O_RDONLY)
             for target, source in ((0, nothing), (1, output), (2, output)):
                 os.dup2(source, target)
+            if memory_gb is not None:
+                bound_memory(memory_gb)
+            if self.fresh:
+                listener.set_inheritable(True)
+                os.environ |= {"OMP_NUM_THREADS": str(settings.threads), "RLHF_TOKEN": ""}  # the socket is ours alone
+                arguments = [*settings.command_line(), "--fd", str(listener.fileno())]
+                os.execv(sys.executable, [sys.executable, "-m", "functions.server", *arguments])
             from functions.server.app import serve, set_threads
 
             set_threads(settings.threads)
@@ -128,9 +161,10 @@ class WarmParent:
         while self.replicas:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
-                return
-            name = self.replicas.pop(pid)
-            self.tell({"exited": {"name": name, "code": os.waitstatus_to_exitcode(status)}})
+                break
+            if (name := self.replicas.pop(pid, None)) is not None:
+                self.tell({"exited": {"name": name, "code": os.waitstatus_to_exitcode(status)}})
+        kill_orphans({*self.replicas, *self.helpers})  # of a keeper that was killed
 
     def tell(self, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the read that follows sees the end
@@ -138,31 +172,48 @@ class WarmParent:
 
     def end(self) -> None:
         for pid in self.replicas:
-            kill(pid)
+            os.kill(pid, signal.SIGTERM)
         for pid in self.replicas:
             os.waitpid(pid, 0)
+        kill_orphans(self.helpers)
 
 
-def kill(pid: int) -> None:
-    """Kills a replica and what it has started (it leads a process group of its own, once it has come so far)."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        os.kill(pid, signal.SIGKILL)
+class Pipe:
+    """Brings one pid from a child; 0 from one that ended without."""
+
+    def __init__(self) -> None:
+        self.ends = os.pipe()
+
+    def __enter__(self) -> Pipe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for end in self.ends:
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+    def send(self, pid: int) -> None:
+        os.write(self.ends[1], pid.to_bytes(4))
+        for end in self.ends:
+            os.close(end)
+
+    def receive(self) -> int:
+        os.close(self.ends[1])
+        return int.from_bytes(os.read(self.ends[0], 4))
 
 
-def preload(kinds: Sequence[str]) -> None:
+def preload(kinds: Sequence[str], scratch: str | None = None) -> None:
     """Loads what replicas of these kinds need. A kind that cannot be loaded is left to its replicas, who say why."""
     from functions.call.function import FatalError
     from functions.server import kinds as functions_kinds
     from functions.server.warmup import warm_functions, warm_server
 
-    warm_server()
+    warm_server(scratch)
     for kind in kinds:
         with contextlib.suppress(FatalError):
             functions_kinds.load(kind)
     if {"generate", "reference", "train"} & set(kinds):
-        warm_functions(kinds)
+        warm_functions(kinds, scratch)
 
 
 def rss_mb() -> float:
@@ -174,18 +225,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m functions.server.warm", description=__doc__.partition("\n")[0])
     parser.add_argument("--parent", type=int, required=True, help="pid of the orchestrator")
     parser.add_argument("--vllm", action="store_true", help="load vLLM too")
+    parser.add_argument("--fresh", action="store_true", help="load nothing: each replica is a new interpreter")
+    parser.add_argument("--scratch", help="directory for what loading puts aside")
     parser.add_argument("kinds", nargs="*", help="kinds of functions to load")
     given = parser.parse_args()
     begun_s = time.perf_counter()
     os.setsid()
     die_with_parent(given.parent)
-    os.environ.update(ONE_THREAD)
-    preload(given.kinds)
+    adopt_orphans()
+    if not given.fresh:
+        os.environ.update(ONE_THREAD)
+        preload(given.kinds, given.scratch)
     if given.vllm:
         from functions.generate.vllm import start as vllm_start
 
         vllm_start.preload()
-    parent = WarmParent(socket.socket(fileno=os.dup(0)))
+    parent = WarmParent(socket.socket(fileno=os.dup(0)), fresh=given.fresh)
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         sys.exit(f"the warm parent has {threads} threads after loading {' '.join(given.kinds)}: a fork is not safe")

@@ -21,7 +21,7 @@ from functions.server.settings import Settings, listen_unix
 from functions.weights.base import import_model
 
 
-def warm_server() -> None:
+def warm_server(scratch: str | None) -> None:
     """A server and its caller in one thread: one call over a real socket, answered without a function."""
 
     def answer(opened: Open | None) -> None:
@@ -44,11 +44,11 @@ def warm_server() -> None:
         await serving
         assert b"200 OK" in lines[0], lines
 
-    with tempfile.TemporaryDirectory(prefix="rlhf-") as directory:
+    with tempfile.TemporaryDirectory(dir=scratch) as directory:
         asyncio.run(both(Path(directory) / "s"))
 
 
-def warm_functions(kinds: Sequence[str]) -> None:
+def warm_functions(kinds: Sequence[str], scratch: str | None) -> None:
     """One small call of each of the project's functions that works with torch, over a tiny random Llama."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -60,7 +60,7 @@ def warm_functions(kinds: Sequence[str]) -> None:
         vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=32, bos_token_id=0, eos_token_id=1, pad_token_id=2,
     )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="rlhf-") as directory:
+    with tempfile.TemporaryDirectory(dir=scratch) as directory:
         save_model(LlamaForCausalLM(config), Path(directory) / "model")
         exchange = DirectoryExchange(f"{directory}/exchange")
         weights = {"policy": import_model(exchange, "warm", Path(directory) / "model")}

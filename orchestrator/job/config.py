@@ -130,7 +130,8 @@ class FunctionConfig(Section):
     threads: int = Field(1, ge=1)
     """CPU threads of one replica."""
     gpus: int = Field(0, ge=0)
-    memory_gb: float = Field(2.0, gt=0)
+    memory_gb: float | None = Field(None, gt=0)
+    """What one replica may take of the host's memory; None: 2 on Knative, what the machine has locally."""
     usd_per_hour: float = Field(0.0, ge=0)
     """Price of one replica while it exists."""
 

@@ -36,7 +36,8 @@ class FunctionSpec:
     gpus: int = 0
     """GPUs of one replica."""
     cpus: float = 1.0
-    memory_gb: float = 2.0
+    memory_gb: float | None = None
+    """What one replica may take; None: 2 on Knative, what the machine has locally."""
     usd_per_hour: float = 0.0
     """What one replica costs while it exists."""
 

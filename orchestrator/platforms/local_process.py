@@ -1,4 +1,4 @@
-"""How the local platform starts a replica: forked from the warm parent, or as a fresh process."""
+"""How the local platform starts a replica, and hears of its end: through the parent that forks it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from functions.base.logs import LogLine
 from orchestrator.platforms.base import PlatformError
@@ -32,80 +32,16 @@ class Process:
     """Kills it and what it has started, at once."""
 
 
-class Launcher(Protocol):
-    async def ready(self) -> None:
-        """Until `start` need not wait for anything but the replica itself."""
-        ...
+class Launcher:
+    """Forks replicas from a parent (functions/server/warm.py), started with the first of them or by `warm`. It has what
+    `kinds` of functions need loaded; None: nothing, each replica is a new interpreter.
+    """
 
-    async def start(self, settings: Settings, path: Path, log: Path) -> Process:
-        """A replica that listens at the Unix socket `path` and writes its output to `log`. Raises PlatformError."""
-        ...
-
-    async def close(self) -> None:
-        """Kills all replicas; returns when they are gone."""
-        ...
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-class FreshLauncher:
-    """`python -m functions.server` for each replica."""
-
-    def __init__(self) -> None:
-        self._watchers: set[asyncio.Task[None]] = set()
-        self._processes: set[Process] = set()
-        self._closed = False
-
-    async def ready(self) -> None:
-        """At once."""
-
-    async def start(self, settings: Settings, path: Path, log: Path) -> Process:
-        if self._closed:
-            raise PlatformError(f"cannot start {settings['name']}: the platform is closed")
-        arguments = ["--parent", str(os.getpid())]
-        for name, value in settings.items():
-            text = json.dumps(value) if name == "options" else str(value)
-            arguments += [f"--{name.replace('_', '-')}", text]
-        env = {**os.environ, "OMP_NUM_THREADS": str(settings["threads"]), "RLHF_TOKEN": ""}  # the socket is ours alone
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, log.open("ab") as output:
-            try:
-                listener.bind(str(path))
-                listener.listen(128)
-                child = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "functions.server", *arguments, "--fd", str(listener.fileno()),
-                    stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
-                    pass_fds=(listener.fileno(),), start_new_session=True, env=env,
-                )  # fmt: skip
-            except OSError as error:
-                raise PlatformError(f"cannot start a process for {settings['name']}: {error}") from error
-        pid = child.pid
-        process = Process(pid, asyncio.get_running_loop().create_future(), lambda: _kill_group(pid))
-
-        async def watch() -> None:
-            process.exited.set_result(await child.wait())
-            self._processes.discard(process)
-
-        self._processes.add(process)
-        task = asyncio.create_task(watch())
-        self._watchers.add(task)
-        task.add_done_callback(self._watchers.discard)
-        return process
-
-    async def close(self) -> None:
-        self._closed = True
-        for process in list(self._processes):
-            process.kill()
-        await asyncio.gather(*list(self._watchers))
-
-
-class WarmLauncher:
-    """Forks replicas from a warm parent (functions/server/warm.py), started with the first of them or by `warm`."""
-
-    def __init__(self, kinds: Sequence[str], log: Path, *, vllm: bool = False) -> None:
-        self._arguments = [*(["--vllm"] if vllm else []), *kinds]
+    def __init__(
+        self, kinds: Sequence[str] | None, log: Path, *, vllm: bool = False, scratch: Path | None = None
+    ) -> None:
+        options = [*(["--scratch", str(scratch)] if scratch else []), *(["--vllm"] if vllm else [])]
+        self._arguments = [*options, *(["--fresh"] if kinds is None else kinds)]
         self._log = log
         self._parent: asyncio.Task[_Parent] | None = None
         self._closed = False
@@ -124,7 +60,10 @@ class WarmLauncher:
             self._parent = task = asyncio.create_task(_Parent.start(self._arguments, self._log))
         return task
 
-    async def start(self, settings: Settings, path: Path, log: Path) -> Process:
+    async def start(self, settings: Settings, path: Path, log: Path, memory_gb: float | None = None) -> Process:
+        """A replica that listens at the Unix socket `path`, writes its output to `log`, and may take `memory_gb`; None:
+        what there is. Raises PlatformError.
+        """
         if self._closed:
             raise PlatformError(f"cannot start {settings['name']}: the platform is closed")
         task = self._live_parent()
@@ -134,9 +73,10 @@ class WarmLauncher:
             if task.cancelled():
                 raise PlatformError(f"cannot start {settings['name']}: the platform was closed") from None
             raise
-        return await parent.fork(settings, path, log)
+        return await parent.fork(settings, path, log, memory_gb)
 
     async def close(self) -> None:
+        """Kills all replicas; returns when they are gone."""
         self._closed = True
         task = self._parent
         if task is None:
@@ -184,7 +124,7 @@ class _Parent:
             raise PlatformError(f"the warm parent ended with exit code {code}: {last_line(log)} (see {log})")
         return cls(child, reader, writer)
 
-    async def fork(self, settings: Settings, path: Path, log: Path) -> Process:
+    async def fork(self, settings: Settings, path: Path, log: Path, memory_gb: float | None) -> Process:
         name = settings["name"]
         loop = asyncio.get_running_loop()
         forked: asyncio.Future[int] = loop.create_future()
@@ -192,7 +132,8 @@ class _Parent:
         if self.ended.done():
             raise PlatformError(f"cannot start {name}: the warm parent is gone")
         self._forked[name], self._exited[name] = forked, exited
-        self._tell({"start": {"socket": str(path), "log": str(log), "settings": dict(settings)}})
+        start = {"socket": str(path), "log": str(log), "settings": dict(settings), "memory_gb": memory_gb}
+        self._tell({"start": start})
         return Process(await forked, exited, lambda: self._tell({"kill": name}))
 
     def _tell(self, message: Mapping[str, Any]) -> None:

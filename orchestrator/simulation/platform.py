@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from functions.base.wire import Call, Event
-from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError, Replica, ReplicaState, Usage
+from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError, Replica, Usage
+from orchestrator.platforms.queue import Life, ReplicaQueue, deployed, now_s, usage
 from orchestrator.simulation.functions import Held, Model, hinted
 from orchestrator.simulation.memory import MemoryExchange
 from orchestrator.simulation.perform import perform
@@ -42,29 +43,34 @@ class Span:
 
 
 @dataclass(eq=False)
-class _Replica:
-    function: str
-    name: str
-    place: int
-    state: ReplicaState
-    since_s: float
-    held: Held
-    started_s: float | None = None
-    """None while it waits for GPUs."""
-    stopped_s: float | None = None
-    busy_s: float = 0.0
+class _Replica(Life):
+    """Started when it has its GPUs."""
+
+    place: int = 0
+    held: Held = field(default_factory=lambda: Held(""))
     starting: asyncio.Task[None] | None = None
     events: asyncio.Queue[Event | None] | None = None
     """Of the call that is open; None ends it as lost."""
 
 
-@dataclass(eq=False)
-class _Deployed:
-    spec: FunctionSpec
-    model: Model
-    wanted: int = 0
-    replicas: list[_Replica] = field(default_factory=list)
-    waiters: deque[asyncio.Future[_Replica]] = field(default_factory=deque)
+class _Function(ReplicaQueue[_Replica]):
+    def __init__(self, spec: FunctionSpec, model: Model, platform: SimulatedPlatform) -> None:
+        super().__init__(spec)
+        self.model, self.platform = model, platform
+
+    def start(self) -> _Replica:
+        return self.platform.start(self)
+
+    def stop(self, replica: _Replica) -> None:
+        self.platform.end(self, replica)
+
+    def fits(self, replica: _Replica) -> bool:
+        return not self.platform.taken(self, replica)
+
+    def hand_out(self) -> None:
+        """Of all functions: what ends here may free GPUs for another one."""
+        for function in self.platform.functions.values():
+            super(_Function, function).hand_out()
 
 
 class SimulatedPlatform:
@@ -72,17 +78,18 @@ class SimulatedPlatform:
 
     def __init__(self, models: Mapping[str, Model], exchange: MemoryExchange, *, pool: Pool | None = None) -> None:
         self._models, self._exchange, self._pool = models, exchange, pool
-        self._functions: dict[str, _Deployed] = {}
+        self.functions: dict[str, _Function] = {}
         self._lives: list[_Replica] = []
         self._free = 0 if pool is None else pool.gpus
         self._queue: deque[_Replica] = deque()
-        self._taken: set[int] = set()
         self._numbers = count()
         self._deployed_s: float | None = None
         self._closed_s: float | None = None
         self.spans: list[Span] = []
 
     async def deploy(self, specs: Sequence[FunctionSpec]) -> None:
+        if self._closed_s is not None:
+            raise PlatformError("the simulated platform is closed")
         for spec in specs:
             if spec.name not in self._models:
                 raise PlatformError(
@@ -90,24 +97,25 @@ class SimulatedPlatform:
                 )
             if self._pool is not None and spec.gpus > self._pool.gpus:
                 raise PlatformError(f"{spec.name}: a replica needs {spec.gpus} GPUs, the pool has {self._pool.gpus}")
-        await self._all_gone()
-        self._functions = {spec.name: _Deployed(spec, self._models[spec.name]) for spec in specs}
-        self._deployed_s = _now_s() if self._deployed_s is None else self._deployed_s
+        for spec in specs:
+            if spec.name in self.functions:
+                self.functions[spec.name].spec = spec
+            else:
+                self.functions[spec.name] = _Function(spec, self._models[spec.name], self)
+        self._deployed_s = now_s() if self._deployed_s is None else self._deployed_s
 
     async def scale(self, function: str, replicas: int) -> None:
-        deployed = self._deployed(function)
-        if not 0 <= replicas <= deployed.spec.max_replicas:
-            raise PlatformError(f"{function}: {replicas} replicas asked for (wants 0..{deployed.spec.max_replicas})")
-        deployed.wanted = replicas
-        self._settle(deployed)
+        queue = deployed(self.functions, function)
+        queue.want(replicas)
+        queue.settle()
 
     async def call(self, function: str, call: Call) -> AsyncIterator[Event]:
-        deployed = self._deployed(function)
-        replica = await self._acquire(deployed)
-        start_s = _now_s()
+        queue = deployed(self.functions, function)
+        replica = await queue.acquire()
+        start_s = now_s()
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         replica.events = events
-        work = asyncio.create_task(_pump(perform(call, deployed.model, replica.held, self._exchange), events))
+        work = asyncio.create_task(_pump(perform(call, queue.model, replica.held, self._exchange), events))
         try:
             while (event := await events.get()) is not None:
                 yield event
@@ -119,161 +127,105 @@ class SimulatedPlatform:
         finally:
             work.cancel()
             replica.events = None
-            self.spans.append(Span(function, replica.name, call.operation, start_s, _now_s()))
-            self._release(deployed, replica, start_s)
+            self.spans.append(Span(function, replica.name, call.operation, start_s, now_s()))
+            queue.release(replica)
 
     def replicas(self) -> list[Replica]:
-        return [Replica(r.function, r.name, r.state, r.since_s) for d in self._functions.values() for r in d.replicas]
+        return [replica.replica() for function in self.functions.values() for replica in function.replicas]
 
     def usage(self) -> list[Usage]:
         """Replicas that still wait for GPUs are not paid for. In a colocated pool `gpu_s` is what is paid."""
-        return [
-            Usage(r.function, r.name, r.started_s, r.stopped_s, r.busy_s)
-            for r in self._lives
-            if r.started_s is not None
-        ]
+        return usage(self._lives)
 
     async def close(self) -> None:
-        await self._all_gone()
-        self._closed_s = _now_s() if self._closed_s is None else self._closed_s
+        for function in self.functions.values():
+            function.want(0)
+            for replica in list(function.replicas):
+                self.end(function, replica)
+            function.hand_out()
+        await asyncio.sleep(0)
+        self._closed_s = now_s() if self._closed_s is None else self._closed_s
 
     def gpu_s(self) -> float:
         """GPU-seconds paid for until now."""
         if self._pool is not None and self._pool.colocated:
             if self._deployed_s is None:
                 return 0.0
-            return self._pool.gpus * ((self._closed_s or _now_s()) - self._deployed_s)
+            return self._pool.gpus * ((self._closed_s or now_s()) - self._deployed_s)
         return sum(
-            self._functions[u.function].spec.gpus
-            * ((u.stopped_s if u.stopped_s is not None else _now_s()) - u.started_s)
+            self.functions[u.function].spec.gpus * ((u.stopped_s if u.stopped_s is not None else now_s()) - u.started_s)
             for u in self.usage()
         )
 
     def kill(self, name: str) -> None:
         """A replica dies (a node fails): its call is lost; another one is started while it is wanted."""
-        for deployed in self._functions.values():
-            for replica in deployed.replicas:
+        for function in self.functions.values():
+            for replica in function.replicas:
                 if replica.name == name:
-                    self._stop(deployed, replica)
-                    self._settle(deployed)
+                    self.end(function, replica)
+                    function.settle()
                     return
         raise KeyError(f"no replica {name!r}")
 
-    # --- how -----------------------------------------------------------------------------------------------------
+    # --- replicas, as their functions' queues ask for them -----------------------------------------------------------
 
-    def _deployed(self, function: str) -> _Deployed:
-        if function not in self._functions:
-            raise PlatformError(f"function {function!r} is not deployed (there is {sorted(self._functions)})")
-        return self._functions[function]
-
-    def _settle(self, deployed: _Deployed) -> None:
-        """Replicas to as many as are wanted: idle ones go first, then starting ones; busy ones when they are done."""
-        excess = len(deployed.replicas) - deployed.wanted
-        for going in ("idle", "starting"):
-            for replica in [r for r in reversed(deployed.replicas) if r.state == going][: max(0, excess)]:
-                self._stop(deployed, replica)
-                excess -= 1
-        busy = [r for r in deployed.replicas if r.state in ("busy", "draining")]
-        for k, replica in enumerate(busy):
-            state: ReplicaState = "draining" if k < excess else "busy"
-            if replica.state != state:
-                replica.state, replica.since_s = state, _now_s()
-        for _ in range(-excess):
-            self._start(deployed)
-
-    def _start(self, deployed: _Deployed) -> None:
-        taken = {r.place for r in deployed.replicas}
+    def start(self, function: _Function) -> _Replica:
+        taken = {r.place for r in function.replicas}
         place = next(k for k in count() if k not in taken)
-        name = f"{deployed.spec.name}-{next(self._numbers)}"
-        replica = _Replica(deployed.spec.name, name, place, "starting", _now_s(), Held(name))
-        deployed.replicas.append(replica)
+        name = f"{function.spec.name}-{next(self._numbers)}"
+        replica = _Replica(function.spec.name, name, now_s(), place=place, held=Held(name))
         self._lives.append(replica)
         self._queue.append(replica)
         self._admit()
+        return replica
+
+    def end(self, function: _Function, replica: _Replica) -> None:
+        function.replicas.remove(replica)
+        if replica.starting is not None:
+            replica.starting.cancel()
+        if replica.events is not None:
+            replica.events.put_nowait(None)
+        replica.stop()
+        if replica in self._queue:
+            self._queue.remove(replica)
+        elif self._pool is not None and not self._pool.colocated:
+            self._free += function.spec.gpus
+            self._admit()
+
+    def taken(self, function: _Function, replica: _Replica) -> bool:
+        """In a colocated pool: whether a call is open on any GPU of the replica's place."""
+        if self._pool is None or not self._pool.colocated:
+            return False
+        mine = self._gpus(function, replica)
+        return any(
+            not mine.isdisjoint(self._gpus(other, busy))
+            for other in self.functions.values()
+            for busy in other.replicas
+            if not busy.free
+        )
+
+    def _gpus(self, function: _Function, replica: _Replica) -> set[int]:
+        """Those of its place in a colocated pool, which other functions' places overlap."""
+        assert self._pool is not None, "asked in a pool only"
+        first = replica.place * function.spec.gpus
+        return {k % self._pool.gpus for k in range(first, first + function.spec.gpus)}
 
     def _admit(self) -> None:
         """Gives free GPUs to the replicas that wait for them, in order: none overtakes one that needs more."""
         limited = self._pool is not None and not self._pool.colocated
         for replica in list(self._queue):
-            deployed = self._functions[replica.function]
-            if limited and deployed.spec.gpus > self._free:
+            function = self.functions[replica.function]
+            if limited and function.spec.gpus > self._free:
                 return
             self._queue.popleft()
-            self._free -= deployed.spec.gpus if limited else 0
-            replica.started_s = _now_s()
-            replica.starting = asyncio.create_task(self._cold_start(deployed, replica))
+            self._free -= function.spec.gpus if limited else 0
+            replica.started_s = now_s()
+            replica.starting = asyncio.create_task(self._cold_start(function, replica))
 
-    async def _cold_start(self, deployed: _Deployed, replica: _Replica) -> None:
-        await asyncio.sleep(deployed.model.start_s)
-        replica.held.load_ahead(hinted(deployed.spec.name, self._exchange), deployed.model, _now_s())
-        replica.state, replica.since_s = "idle", _now_s()
-        self._dispatch()
-
-    def _stop(self, deployed: _Deployed, replica: _Replica) -> None:
-        deployed.replicas.remove(replica)
-        if replica.starting is not None:
-            replica.starting.cancel()
-        if replica.events is not None:
-            replica.events.put_nowait(None)
-        if replica in self._queue:
-            self._queue.remove(replica)
-            return
-        replica.stopped_s = _now_s()
-        if self._pool is not None and not self._pool.colocated:
-            self._free += deployed.spec.gpus
-            self._admit()
-
-    async def _acquire(self, deployed: _Deployed) -> _Replica:
-        waiter: asyncio.Future[_Replica] = asyncio.get_running_loop().create_future()
-        deployed.waiters.append(waiter)
-        self._dispatch()
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self._release(deployed, waiter.result(), _now_s())
-            raise
-
-    def _dispatch(self) -> None:
-        """Waiting calls to idle replicas whose GPUs are free."""
-        for deployed in self._functions.values():
-            for replica in deployed.replicas:
-                while deployed.waiters and deployed.waiters[0].done():
-                    deployed.waiters.popleft()
-                if not deployed.waiters:
-                    break
-                gpus = self._gpus(deployed, replica)
-                if replica.state == "idle" and not (gpus & self._taken):
-                    self._taken |= gpus
-                    replica.state, replica.since_s = "busy", _now_s()
-                    deployed.waiters.popleft().set_result(replica)
-
-    def _release(self, deployed: _Deployed, replica: _Replica, start_s: float) -> None:
-        replica.busy_s += _now_s() - start_s
-        self._taken -= self._gpus(deployed, replica)
-        if replica in deployed.replicas:
-            replica.state, replica.since_s = "idle", _now_s()
-            if len(deployed.replicas) > deployed.wanted:
-                self._stop(deployed, replica)
-        self._dispatch()
-
-    def _gpus(self, deployed: _Deployed, replica: _Replica) -> set[int]:
-        """In a colocated pool: the GPUs of the replica's place, which other functions' places overlap."""
-        if self._pool is None or not self._pool.colocated:
-            return set()
-        first = replica.place * deployed.spec.gpus
-        return {k % self._pool.gpus for k in range(first, first + deployed.spec.gpus)}
-
-    async def _all_gone(self) -> None:
-        for deployed in self._functions.values():
-            deployed.wanted = 0
-            for replica in list(deployed.replicas):
-                self._stop(deployed, replica)
-            while deployed.waiters:
-                waiter = deployed.waiters.popleft()
-                if not waiter.done():
-                    waiter.set_exception(CallLost(f"{deployed.spec.name}: the platform was closed"))
-        await asyncio.sleep(0)
+    async def _cold_start(self, function: _Function, replica: _Replica) -> None:
+        await asyncio.sleep(function.model.start_s)
+        replica.held.load_ahead(hinted(function.spec.name, self._exchange), function.model, now_s())
+        function.up(replica)
 
 
 async def _pump(source: AsyncGenerator[Event, None], events: asyncio.Queue[Event | None]) -> None:
@@ -283,7 +235,3 @@ async def _pump(source: AsyncGenerator[Event, None], events: asyncio.Queue[Event
     except Exception:
         events.put_nowait(None)
         raise
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.platforms.local_process import WarmLauncher
+from orchestrator.platforms.local_process import Launcher
 from tests.knative.parts import (
     ANNOTATION_S,
     AUTOSCALER_TICK_S,
@@ -52,7 +52,7 @@ class Cluster:
         self.closing = False
         self.tasks: set[asyncio.Task[None]] = set()
         self.pods: dict[str, Pod] = {}
-        self.launcher = WarmLauncher(warm, root / "warm.log")
+        self.launcher = Launcher(warm, root / "warm.log")
         self.uids = itertools.count(1)
         self.drained: list[str] = []
         """Ready pods without a request that held their GPU for a whole drain."""

@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from functions.base.wire import Call, Event
-from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError, Replica
+from functions.exchange.directory import DirectoryExchange
+from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
 from orchestrator.platforms.local import LocalPlatform
+from tests.platforms.conformance import Bench, Conformance
 from tests.support.processes import descendants, exists
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, until
 
 FUNCTIONS = Path(__file__).parents[1] / "server" / "functions_for_tests.py"
 COUNT = FunctionSpec("count", f"{FUNCTIONS}:Count", max_replicas=3)
+FORKS = FunctionSpec("forks", f"{FUNCTIONS}:Forks")
 BOTH = pytest.mark.parametrize("warm_parent", [True, False], ids=["warm", "fresh"])
 
 
@@ -78,26 +83,43 @@ def counted(events: list[Event]) -> list[int]:
     return [index for event in events if event.kind == "samples" for index in event.data["index"]]
 
 
+class TestLocal(Conformance):
+    @pytest.fixture(autouse=True)
+    def _root(self, tmp_path: Path) -> None:
+        self.root = tmp_path
+
+    @asynccontextmanager
+    async def bench(self) -> AsyncIterator[Bench]:
+        exchange = DirectoryExchange(str(self.root / "exchange" / "job"))
+
+        def kill(name: str) -> None:
+            number = [replica.name for replica in platform.replicas()].index(name)
+            os.kill(platform.processes()["count"][number], signal.SIGKILL)
+
+        async with local(self.root) as platform:
+            yield Bench(platform, COUNT, endless, lambda call: exchange.put(call.cut_key, b"cut"), kill)
+
+
+def endless(name: str) -> Call:
+    """Of Count: its work takes a minute, or until it is cut."""
+    return Call(name, "count", params={"n": 1, "pause_s": 60})
+
+
 @BOTH
-def test_from_zero_to_an_answer_and_back_to_zero(tmp_path: Path, warm_parent: bool) -> None:
+def test_zero_replicas_are_no_process(tmp_path: Path, warm_parent: bool) -> None:
     async def test() -> None:
         async with local(tmp_path, warm_parent=warm_parent) as platform:
-            assert platform.replicas() == []
             await platform.scale("count", 1)
             events = await answer(platform, Call("c1", "count", params={"n": 2}))
             assert [e.kind for e in events] == ["started", "samples", "samples", "done"]
             assert events[0].data["replica"] == "count-0"
-            [replica] = platform.replicas()
-            assert (replica.function, replica.name, replica.state) == ("count", "count-0", "idle")
             pid = events[-1].data["pid"]
+            assert platform.processes() == {"count": [pid]}
             assert exists(pid)
             await platform.scale("count", 0)
             await eventually(lambda: platform.replicas() == [])
             assert not exists(pid)
-            [usage] = platform.usage()
-            assert usage.stopped_s is not None
-            assert 0 < usage.busy_s <= usage.stopped_s - usage.started_s
-            assert len(ours()) == int(warm_parent)
+            assert len(ours()) == 1, "the parent"
 
     run(test())
 
@@ -122,100 +144,6 @@ def test_a_replica_that_is_killed_in_mid_call_is_named_and_replaced(tmp_path: Pa
     run(test())
 
 
-def test_calls_go_to_free_replicas_first_come_first_served(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with local(tmp_path) as platform:
-            await platform.scale("count", 2)
-            order: list[str] = []
-
-            async def one(number: int) -> str:
-                await asyncio.sleep(number * 0.01)
-                events = await answer(platform, Call(f"c{number}", "count", params={"n": 1, "pause_s": 0.3}))
-                order.append(f"c{number}")
-                return str(events[0].data["replica"])
-
-            replicas = await asyncio.gather(*(one(n) for n in range(6)))
-            assert sorted(replicas) == ["count-0"] * 3 + ["count-1"] * 3
-            assert [set(order[i : i + 2]) for i in (0, 2, 4)] == [{"c0", "c1"}, {"c2", "c3"}, {"c4", "c5"}]
-
-    run(test())
-
-
-def test_scaling_down_lets_idle_ones_go_at_once_and_busy_ones_after_their_call(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with local(tmp_path) as platform:
-            await platform.scale("count", 3)
-            calls = [
-                asyncio.create_task(answer(platform, Call(f"c{n}", "count", params={"n": 4, "pause_s": 0.25})))
-                for n in range(2)
-            ]
-            await eventually(lambda: sorted(states(platform)) == ["busy", "busy", "idle"])
-            await platform.scale("count", 1)
-            await eventually(lambda: sorted(states(platform)) == ["busy", "draining"])
-            await platform.scale("count", 2)  # the draining one is taken back
-            assert states(platform) == ["busy", "busy"]
-            await platform.scale("count", 0)
-            assert states(platform) == ["draining", "draining"]
-            with pytest.raises(CallLost, match="no replica of 'count' is wanted"):
-                await answer(platform, Call("late", "count", params={"n": 1}))
-            for events in await asyncio.gather(*calls):
-                assert counted(events) == [0, 1, 2, 3]
-            await eventually(lambda: platform.replicas() == [])
-
-    run(test())
-
-
-def test_waiting_calls_are_lost_when_no_replica_is_wanted_any_more(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with local(tmp_path) as platform:
-            await platform.scale("count", 1)
-            busy = asyncio.create_task(answer(platform, Call("c0", "count", params={"n": 1, "pause_s": 0.5})))
-            await eventually(lambda: states(platform) == ["busy"])
-            waiting = asyncio.create_task(answer(platform, Call("c1", "count", params={"n": 1})))
-            await asyncio.sleep(0)
-            await platform.scale("count", 0)
-            with pytest.raises(CallLost, match="no replica of 'count' is wanted any more"):
-                await waiting
-            assert counted(await busy) == [0]
-
-    run(test())
-
-
-def test_closing_the_events_cancels_the_call_and_a_cancelled_wait_keeps_its_place_free(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with local(tmp_path) as platform:
-            await platform.scale("count", 1)
-            log = tmp_path / "log"
-            events = platform.call("count", Call("c0", "count", params={"n": 500, "pause_s": 0.02, "log": str(log)}))
-            async for event in events:
-                if event.kind == "samples":
-                    break
-            waiting = asyncio.create_task(answer(platform, Call("c1", "count", params={"n": 1})))
-            await asyncio.sleep(0.02)
-            waiting.cancel()
-            with suppress(asyncio.CancelledError):
-                await waiting
-            await events.aclose()  # type: ignore[attr-defined]
-            assert counted(await answer(platform, Call("c2", "count", params={"n": 1}))) == [0]
-            lines = log.read_text()
-            await asyncio.sleep(0.1)
-            assert log.read_text() == lines
-
-    run(test())
-
-
-def test_an_idle_replica_that_dies_is_replaced(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with local(tmp_path) as platform:
-            await platform.scale("count", 1)
-            events = await answer(platform, Call("c0", "count", params={"n": 1}))
-            os.kill(events[-1].data["pid"], signal.SIGKILL)
-            await eventually(lambda: [(r.name, r.state) for r in platform.replicas()] == [("count-1", "idle")])
-            assert (await answer(platform, Call("c1", "count", params={"n": 1})))[0].data["replica"] == "count-1"
-
-    run(test())
-
-
 def test_several_functions_and_their_options(tmp_path: Path) -> None:
     named = FunctionSpec("named", f"{FUNCTIONS}:NeedsName", {"name": "x"}, max_replicas=1)
     wrong = FunctionSpec("wrong", f"{FUNCTIONS}:NeedsName", {"nam": "x"}, max_replicas=1)
@@ -233,17 +161,34 @@ def test_several_functions_and_their_options(tmp_path: Path) -> None:
     run(test())
 
 
-def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
+def test_a_call_that_is_refused_is_one_line_and_the_replica_goes_on(tmp_path: Path) -> None:
     async def test() -> None:
         async with local(tmp_path) as platform:
-            with pytest.raises(PlatformError, match="4 replicas of 'count' were asked for; it may have 0 to 3"):
-                await platform.scale("count", 4)
-            with pytest.raises(PlatformError, match=r"function 'cuont' is not deployed \(deployed: count\)"):
-                await platform.scale("cuont", 1)
             await platform.scale("count", 1)
-            with pytest.raises(PlatformError, match=r"count-0 answered 422 to call \.\./x: not an exchange key"):
+            said = r"^call \.\./x to count-0 was answered with 422: not an exchange key"
+            with pytest.raises(PlatformError, match=said):
                 await answer(platform, Call("../x", "count"))
             assert counted(await answer(platform, Call("c", "count", params={"n": 1}))) == [0]
+
+    run(test())
+
+
+def test_a_replica_that_is_gone_before_its_call_is_sent_loses_it(tmp_path: Path) -> None:
+    """It starts, gets the call that waits, and is gone, all in one turn of the loop: nothing is left to be called."""
+    dies = tmp_path / "dies.py"
+    dies.write_text(f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nos._exit(3)\n")
+
+    async def test() -> None:
+        async with local(tmp_path, FunctionSpec("dies", f"{dies}:F"), warm_parent=False) as platform:
+            await platform.scale("dies", 1)
+            call = asyncio.create_task(failure(platform, Call("c", "x"), "dies"))
+            await asyncio.sleep(0)
+            until(lambda: (tmp_path / "pid").exists() and (pid := (tmp_path / "pid").read_text()) and gone(int(pid)))
+            assert type(await call) is CallLost
+
+    def gone(pid: int) -> bool:
+        """Reaped, by a keeper that the parent has reaped too: its end has been told, and not been heard."""
+        return not exists(pid) and len(ours()) == 1
 
     run(test())
 
@@ -291,26 +236,12 @@ def test_a_warm_parent_that_dies_takes_its_replicas_along_and_is_started_again(t
         async with local(tmp_path) as platform:
             await platform.scale("count", 1)
             events = await answer(platform, Call("c0", "count", params={"n": 1}))
-            parent, pid = ours()
+            parent, keeper, pid = ours()
             assert pid == events[-1].data["pid"]
             os.kill(parent, signal.SIGKILL)
-            await eventually(lambda: not exists(pid))
+            await eventually(lambda: not exists(pid) and not exists(keeper))
             await eventually(lambda: any(r.name != "count-0" for r in platform.replicas()))
             assert counted(await answer(platform, Call("c1", "count", params={"n": 1}))) == [0]
-
-    run(test())
-
-
-def test_open_calls_end_in_call_lost_when_the_platform_closes(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with local(tmp_path) as platform:
-            await platform.scale("count", 1)
-            open_ = asyncio.create_task(answer(platform, Call("c0", "count", params={"n": 1, "pause_s": 60})))
-            await eventually(lambda: states(platform) == ["busy"])
-            await platform.close()
-            with pytest.raises(CallLost):
-                await open_
-            assert all(usage.stopped_s is not None for usage in platform.usage())
 
     run(test())
 
@@ -335,10 +266,10 @@ from tests.support.processes import descendants, exists
 async def main():
     root = Path(sys.argv[1])
     platform = LocalPlatform(str(root / "exchange"), "job", log_dir=root / "logs", warm_parent=sys.argv[2] == "True")
-    await platform.deploy([FunctionSpec("count", sys.argv[3], max_replicas=2)])
-    await platform.scale("count", 2)
-    async for event in platform.call("count", Call("c", "count", params={"n": 1000, "pause_s": 0.1})):
-        print(event.kind, flush=True)
+    await platform.deploy([FunctionSpec("forks", sys.argv[3], max_replicas=2)])
+    await platform.scale("forks", 2)
+    async for event in platform.call("forks", Call("c", "work", params={"log": sys.argv[4]})):
+        pass
 
 asyncio.run(main())
 """
@@ -346,32 +277,75 @@ asyncio.run(main())
 
 @BOTH
 def test_when_the_orchestrator_is_killed_all_its_processes_go(tmp_path: Path, warm_parent: bool) -> None:
-    command = [sys.executable, "-c", ORCHESTRATOR, str(tmp_path), str(warm_parent), COUNT.kind]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as orchestrator:
-        assert orchestrator.stdout is not None
-        assert orchestrator.stdout.readline() == "started\n"
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", ORCHESTRATOR, str(tmp_path), str(warm_parent), FORKS.kind, str(log)]
+    with subprocess.Popen(command) as orchestrator:
+        until(lambda: len(logged(log)) == 2, within_s=60)
+        until(lambda: len(descendants(orchestrator.pid)) == 1 + 2 * 2 + 2)
         children = descendants(orchestrator.pid)
-        assert len(children) == 2 + int(warm_parent)
+        assert set(logged(log)) < set(children)
         orchestrator.kill()
-    run(eventually(lambda: not any(map(exists, children))))
+    until(lambda: not any(map(exists, children)))
 
 
-def test_replica_is_what_the_interface_says(tmp_path: Path) -> None:
+@BOTH
+@pytest.mark.parametrize("killed", ["replica", "keeper", "nothing"])
+def test_nothing_of_a_replica_survives_it(tmp_path: Path, warm_parent: bool, killed: str) -> None:
+    log = tmp_path / "log"
+
     async def test() -> None:
-        async with local(tmp_path) as platform:
-            clock = asyncio.get_running_loop().time
-            before_s = clock()
-            await platform.scale("count", 1)
-            [replica] = platform.replicas()
-            assert isinstance(replica, Replica)
-            assert before_s <= replica.since_s <= clock()
-            call = asyncio.create_task(answer(platform, Call("c", "count", params={"n": 1, "pause_s": 0.3})))
-            await eventually(lambda: states(platform) == ["busy"])
-            await asyncio.sleep(0.1)
-            [usage] = platform.usage()
-            assert usage.stopped_s is None
-            assert usage.busy_s == pytest.approx(clock() - platform.replicas()[0].since_s, abs=0.05)
-            await call
+        async with local(tmp_path, FORKS, warm_parent=warm_parent) as platform:
+            await platform.scale("forks", 1)
+            operation = "end" if killed == "nothing" else "work"
+            call = asyncio.create_task(failure(platform, Call("c", operation, params={"log": str(log)}), "forks"))
+            await eventually(lambda: len(logged(log)) == 2)
+            assert all(map(exists, logged(log)))
+            if killed == "nothing":
+                assert await call is None
+                await platform.scale("forks", 0)
+                await eventually(lambda: platform.replicas() == [])
+                assert not any(map(exists, logged(log))), "it is gone when they are"
+                return
+            [replica] = platform.processes()["forks"]
+            os.kill(replica if killed == "replica" else parent_of(replica), signal.SIGKILL)
+            assert str(await call) == "call c was lost: forks-0 was killed by SIGKILL"
+            await eventually(lambda: not any(map(exists, [replica, *logged(log)])))
+
+    run(test())
+
+
+def logged(log: Path) -> list[int]:
+    return [int(line) for line in log.read_text().split()] if log.exists() else []
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@BOTH
+def test_memory_gb_bounds_a_replica(tmp_path: Path, warm_parent: bool) -> None:
+    """It never takes more than 512 MB, bounded or not."""
+
+    async def test() -> None:
+        eats = FunctionSpec("eats", f"{FUNCTIONS}:Eats", memory_gb=0.25)
+        async with local(
+            tmp_path, eats, replace(eats, name="free", memory_gb=None), replace(eats, name="gpu", gpus=1),
+            warm_parent=warm_parent,
+        ) as platform:  # fmt: skip
+            for name in ("eats", "free", "gpu"):
+                await platform.scale(name, 1)
+            error = (await answer(platform, Call("a", "eat", params={"mb": 512}), "eats"))[-1].data
+            assert error["kind"] == "retryable"
+            assert re.match(
+                r"MemoryError: its replica may take no more -> raise memory_gb of its function \(.*\.py:\d+\)$",
+                error["message"],
+            )
+            assert (await answer(platform, Call("b", "eat", params={"mb": 128}), "eats"))[-1].kind == "done"
+            free = (await answer(platform, Call("c", "eat", params={"mb": 512}), "free"))[-1].data
+            machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            assert machine < free["limit"] < 2 * machine
+            gpu = (await answer(platform, Call("d", "eat", params={"mb": 0}), "gpu"))[-1].data
+            assert gpu["limit"] == resource.getrlimit(resource.RLIMIT_DATA)[0], "as the test's own"
 
     run(test())
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -133,3 +135,27 @@ class Loads:
         with context.loading.timed():
             pass
         yield Event("done", data={"held": self.held, **context.loading.stats()})
+
+
+class Forks:
+    """Starts processes that a kill of its process group does not reach: in a session of their own, and orphans of one.
+    Their pids go to params["log"]; then it works until it is killed, or it is done.
+    """
+
+    def call(self, call: Call, context: Context) -> Iterator[Event]:
+        with open(call.params["log"], "a") as log:
+            orphan = "sleep 1000 & echo $!"
+            subprocess.run(["sh", "-c", orphan], stdout=log, start_new_session=True, check=True)
+            log.write(f"{subprocess.Popen(['sleep', '1000'], start_new_session=True).pid}\n")
+        while call.operation == "work":
+            context.check()
+            time.sleep(0.01)
+        yield Event("done", data={"pid": os.getpid()})
+
+
+class Eats:
+    """Takes params["mb"] MB, in pieces of 16 MB each, and says what it may take."""
+
+    def call(self, call: Call, context: Context) -> Iterator[Event]:
+        eaten = [bytearray(16 << 20) for _ in range(call.params["mb"] // 16)]
+        yield Event("done", data={"pieces": len(eaten), "limit": resource.getrlimit(resource.RLIMIT_DATA)[0]})

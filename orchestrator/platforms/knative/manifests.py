@@ -34,6 +34,8 @@ short calls on a busy cluster): Go's server closes the request's body when the r
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 LONGEST_NAME = 63
 SHARED, SHARED_PATH = "shared-memory", "/dev/shm"
+MEMORY_GB = 2.0
+"""Of a replica, where the job does not say."""
 WINDOW_S = 6
 """The shortest that Knative accepts."""
 RETENTION_S = 10
@@ -175,7 +177,8 @@ def _pod(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
 
 def _container(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
     config = context.config
-    requests = {"cpu": _quantity(spec.cpus * config.cpu_share), "memory": f"{math.ceil(spec.memory_gb * 1000)}M"}
+    memory = f"{math.ceil((spec.memory_gb or MEMORY_GB) * 1000)}M"
+    requests = {"cpu": _quantity(spec.cpus * config.cpu_share), "memory": memory}
     limits = {"memory": requests["memory"]}
     if spec.gpus:
         limits[config.gpu_resource] = str(spec.gpus)

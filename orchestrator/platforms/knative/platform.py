@@ -28,6 +28,7 @@ from orchestrator.platforms.knative.kn import apply_service, find_kn, hint
 from orchestrator.platforms.knative.lease import Lease, LeaseLost
 from orchestrator.platforms.knative.scale import GRACE_S, Function, Scaler, Timing
 from orchestrator.platforms.knative.watch import Pods, PodWatch
+from orchestrator.platforms.queue import deployed, now_s
 
 POLL_S = 0.1
 LOSS_S = 1.5
@@ -44,7 +45,7 @@ class KnativePlatform:
         self._api = KubeApi(context.config.context)
         self._kn = find_kn()
         self._functions: dict[str, Function] = {}
-        self._pods = Pods(lambda: asyncio.get_running_loop().time(), self._pods_changed)
+        self._pods = Pods(self._pods_changed)
         self._caller: Caller | None = None
         self._watch: PodWatch | None = None
         self._lease: Lease | None = None
@@ -68,49 +69,39 @@ class KnativePlatform:
             raise PlatformError(f"deploying {self._context.job}: {error.message}{hint(error.message)}") from error
 
     async def scale(self, function: str, replicas: int) -> None:
-        deployed = self._deployed(function)
-        if not 0 <= replicas <= deployed.spec.max_replicas:
-            raise PlatformError(
-                f"{replicas} replicas of {function!r} were asked for; it may have 0 to {deployed.spec.max_replicas}"
-            )
-        if replicas > deployed.wanted:
-            deployed.failure = ""
-            deployed.failed.clear()
-        deployed.wanted = replicas
-        deployed.hand_out()
-        deployed.changed.set()
+        deployed(self._functions, function).want(replicas)
 
     async def call(self, function: str, call: Call) -> AsyncIterator[Event]:
-        deployed = self._deployed(function)
+        queue = deployed(self._functions, function)
         assert self._caller is not None, "deployed functions have a caller"
-        await self._acquire(deployed)
-        deployed.unplaced += 1
-        deployed.last_request_s = _now_s()
+        await queue.acquire()
+        queue.unplaced += 1
+        queue.last_request_s = now_s()
         pod, over, whole = "", False, False
         try:
-            async with aclosing(self._caller.events(deployed.address, call)) as events:
+            async with aclosing(self._caller.events(queue.address, call)) as events:
                 while True:
-                    event = await self._next(deployed, events, placed=bool(pod))
+                    event = await self._next(queue, events, placed=bool(pod))
                     if event is None:
                         return
                     if event.kind == "started":
                         pod = str(event.data["replica"])
-                        deployed.unplaced -= 1
-                        deployed.last_request_s = _now_s()
+                        queue.unplaced -= 1
+                        queue.last_request_s = now_s()
                         self._pods.take(function, pod)
-                        deployed.changed.set()
+                        queue.changed.set()
                     if event.kind in ("done", "error"):
                         whole = "deadline_s" not in event.data
-                        self._over(deployed, pod)  # before it is yielded: whoever reads it may let the replica go
+                        self._over(queue, pod)  # before it is yielded: whoever reads it may let the replica go
                         over = True
                     yield event
         except CallLost as error:
             raise CallLost(str(error) + await self._why(pod)) from error
         finally:
             if not over:
-                self._over(deployed, pod)
+                self._over(queue, pod)
             if pod and not whole:
-                self._replace(deployed, pod)
+                self._replace(queue, pod)
 
     def replicas(self) -> list[Replica]:
         return self._pods.replicas()
@@ -126,9 +117,8 @@ class KnativePlatform:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for deployed in self._functions.values():
-            deployed.wanted = 0
-            deployed.hand_out()
+        for function in self._functions.values():
+            function.want(0)
         try:
             with suppress(ApiError):  # a cluster that does not answer: the lease runs out
                 await self._remove()
@@ -235,32 +225,16 @@ class KnativePlatform:
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
-    async def _acquire(self, deployed: Function) -> None:
-        if deployed.failure:
-            raise PlatformError(deployed.failure)
-        if deployed.wanted == 0:
-            raise CallLost(f"no replica of {deployed.spec.name!r} is wanted")
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        deployed.waiters.append(waiter)
-        deployed.hand_out()
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                deployed.calling -= 1
-                deployed.hand_out()
-            raise
-
-    async def _next(self, deployed: Function, events: AsyncIterator[Event], *, placed: bool) -> Event | None:
+    async def _next(self, queue: Function, events: AsyncIterator[Event], *, placed: bool) -> Event | None:
         """The next event; while no replica has answered, also what keeps the function from having one."""
         if placed:
             return await anext(events, None)
         answer = asyncio.ensure_future(anext(events, None))
-        failed = asyncio.ensure_future(deployed.failed.wait())
+        failed = asyncio.ensure_future(queue.failed.wait())
         try:
             await asyncio.wait((answer, failed), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                raise PlatformError(deployed.failure)
+                raise PlatformError(queue.failure)
             return answer.result()
         finally:
             failed.cancel()
@@ -268,19 +242,17 @@ class KnativePlatform:
                 answer.cancel()
                 await asyncio.wait((answer,))
 
-    def _over(self, deployed: Function, pod: str) -> None:
+    def _over(self, queue: Function, pod: str) -> None:
         """An attempt has ended, on `pod` or before it came to one."""
         if pod:
             self._pods.release(pod)
         else:
-            deployed.unplaced -= 1
-        deployed.calling -= 1
-        deployed.hand_out()
-        deployed.changed.set()
+            queue.unplaced -= 1
+        queue.release()
 
-    def _replace(self, deployed: Function, pod: str) -> None:
+    def _replace(self, queue: Function, pod: str) -> None:
         """A replica whose answer was not whole may be stuck or cut off: nobody but us would replace it."""
-        deployed.changed.set()
+        queue.changed.set()
         self._pods.draining(pod)
         self._spawn(self._delete_pod(pod))
 
@@ -290,8 +262,8 @@ class KnativePlatform:
 
     async def _why(self, name: str) -> str:
         """What became of the pod whose call was lost, if the watch can tell."""
-        until_s = _now_s() + LOSS_S
-        while name and _now_s() < until_s:
+        until_s = now_s() + LOSS_S
+        while name and now_s() < until_s:
             pod = self._pods.named(name)
             if pod is not None and pod.reason is not None:
                 return f" ({pod.reason.line})"
@@ -302,7 +274,7 @@ class KnativePlatform:
 
     async def _wake(self, function: Function, limit_s: float) -> bool:
         assert self._caller is not None, "deployed functions have a caller"
-        function.last_request_s = _now_s()
+        function.last_request_s = now_s()
         return await self._caller.wake(function.address, limit_s)
 
     # --- close -----------------------------------------------------------------------------------------------------
@@ -312,8 +284,8 @@ class KnativePlatform:
         namespace, delete = self._config.namespace, self._api.delete
         names = [manifests.service_name(self._context.job, name) for name in self._functions]
         await asyncio.gather(*(asyncio.to_thread(delete, serving(namespace, "services", n)) for n in names))
-        until_s = _now_s() + self._timing.close_s
-        while self._pods.replicas() and _now_s() < until_s:
+        until_s = now_s() + self._timing.close_s
+        while self._pods.replicas() and now_s() < until_s:
             live = self._pods.undeleted()
             await asyncio.gather(
                 *(asyncio.to_thread(delete, core(namespace, "pods", n), grace_s=GRACE_S) for n in live)
@@ -323,12 +295,6 @@ class KnativePlatform:
             await self._lease.drop()
 
     # -----------------------------------------------------------------------------------------------------------------
-
-    def _deployed(self, function: str) -> Function:
-        if function not in self._functions:
-            known = ", ".join(self._functions) or "none"
-            raise PlatformError(f"function {function!r} is not deployed (deployed: {known})")
-        return self._functions[function]
 
     def _pods_changed(self, name: str) -> None:
         function = self._functions.get(name)
@@ -349,7 +315,3 @@ class KnativePlatform:
         if not task.cancelled() and (error := task.exception()) is not None:
             for function in self._functions.values():
                 function.fail(f"the Knative platform failed: {error!r}")
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -15,14 +15,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
-from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
+from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.knative import manifests
 from orchestrator.platforms.knative.api import ApiError, Json, KubeApi, apps, autoscaling, core, serving
 from orchestrator.platforms.knative.watch import Pod, Pods
+from orchestrator.platforms.queue import FunctionQueue, now_s
 
 GRACE_S = 1
 DEAR = "1000"
@@ -54,49 +55,50 @@ class Timing:
     failed_starts: int = 3
 
 
-@dataclass(eq=False)
-class Function:
-    """A deployed function, and the wishes it has to meet."""
+class Function(FunctionQueue[Literal[True]]):
+    """A deployed function, and the wishes it has to meet. Which replica a call comes to Knative decides: a place is the
+    right to have one call more open, as many as replicas are wanted.
+    """
 
-    spec: FunctionSpec
-    revision: str
-    address: str
-    """URL of its Service."""
-    applied: int
-    """min-scale as the cluster has it."""
-    wanted: int = 0
-    calling: int = 0
-    """Attempts that have a slot,"""
-    unplaced: int = 0
-    """and those of them that no replica has answered yet."""
-    last_request_s: float = float("-inf")
-    lowering: bool = False
-    """Pods are being let go: no call is sent, it could come to one of them."""
-    failure: str = ""
-    failed: asyncio.Event = field(default_factory=asyncio.Event)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    waiters: deque[asyncio.Future[None]] = field(default_factory=deque)
+    def __init__(self, spec: FunctionSpec, revision: str, address: str, applied: int) -> None:
+        super().__init__(spec)
+        self.revision = revision
+        self.address = address
+        """URL of its Service."""
+        self.applied = applied
+        """min-scale as the cluster has it."""
+        self.calling = 0
+        """Attempts that have a place,"""
+        self.unplaced = 0
+        """and those of them that no replica has answered yet."""
+        self.last_request_s = float("-inf")
+        self.lowering = False
+        """Pods are being let go: no call is sent, it could come to one of them."""
+        self.failed = asyncio.Event()
+        self.changed = asyncio.Event()
+
+    def free(self) -> Literal[True] | None:
+        if self.calling >= self.wanted or self.lowering:
+            return None
+        self.calling += 1
+        return True
+
+    def release(self, place: Literal[True] = True) -> None:
+        self.calling -= 1
+        self.hand_out()
+        self.changed.set()
+
+    def want(self, replicas: int) -> None:
+        super().want(replicas)
+        if not self.failure:
+            self.failed.clear()
+        self.hand_out()
+        self.changed.set()
 
     def fail(self, message: str) -> None:
         self.failure = message
         self.failed.set()
         self.hand_out()
-
-    def hand_out(self) -> None:
-        """Slots to those that wait for one, first come first served; as many as replicas are wanted."""
-        free = self.calling < self.wanted and not self.lowering
-        while self.waiters and (self.failure or self.wanted == 0 or free):
-            waiter = self.waiters.popleft()
-            if waiter.done():
-                continue
-            if self.failure:
-                waiter.set_exception(PlatformError(self.failure))
-            elif self.wanted == 0:
-                waiter.set_exception(CallLost(f"no replica of {self.spec.name!r} is wanted any more"))
-            else:
-                self.calling += 1
-                free = self.calling < self.wanted
-                waiter.set_result(None)
 
 
 class Scaler:
@@ -176,7 +178,7 @@ class Scaler:
         if live and not ready_s:
             return math.inf
         since_s = max(self._function.last_request_s, min(ready_s, default=-math.inf))
-        return since_s + self._timing.quiet_s - _now_s()
+        return since_s + self._timing.quiet_s - now_s()
 
     def _live(self) -> list[Pod]:
         return [pod for pod in self._pods.of(self._function.spec.name) if pod.live]
@@ -230,8 +232,8 @@ class Scaler:
     async def _inactive(self) -> bool:
         """Whether Knative wants no replica either. From then on it leaves the Deployment's scale alone."""
         path = serving(self._namespace, "revisions", self._function.revision)
-        until_s = _now_s() + self._timing.inactive_s
-        while _now_s() < until_s and not self._function.wanted:
+        until_s = now_s() + self._timing.inactive_s
+        while now_s() < until_s and not self._function.wanted:
             status = (await asyncio.to_thread(self._api.get, path)).get("status", {})
             if any(c["type"] == "Active" and c["status"] == "False" for c in status.get("conditions", ())):
                 return True
@@ -257,8 +259,8 @@ class Scaler:
 
     async def _settled(self, target: int) -> None:
         """Until the ReplicaSet has taken back what it put in the place of pods set aside."""
-        begin_s = _now_s()
-        while (passed_s := _now_s() - begin_s) < self._timing.inactive_s:
+        begin_s = now_s()
+        while (passed_s := now_s() - begin_s) < self._timing.inactive_s:
             await asyncio.sleep(LOOK_S)
             if passed_s >= self._timing.lowered_s and not any(p.state == "starting" for p in self._surplus(target)):
                 return
@@ -302,14 +304,10 @@ class Scaler:
         for pod in live:
             if pod.reason is None:
                 continue
-            left_s = pod.reason_since_s + self._timing.pending_s - _now_s()
+            left_s = pod.reason_since_s + self._timing.pending_s - now_s()
             restarts = pod.restarts >= self._timing.failed_starts
             if not pod.reason.patient or restarts or left_s <= 0:
                 function.fail(f"replicas of {function.spec.name!r} do not start: {pod.reason.line}")
                 return None
             due_s.append(left_s)
         return min(due_s, default=None)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

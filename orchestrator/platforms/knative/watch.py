@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.platforms.base import Replica, ReplicaState, Usage
+from orchestrator.platforms import queue
+from orchestrator.platforms.base import Replica, Usage
 from orchestrator.platforms.knative import manifests
 from orchestrator.platforms.knative.api import ApiError, Json, KubeApi, core
 from orchestrator.platforms.knative.reasons import Reason, why_not
+from orchestrator.platforms.queue import Life, now_s
 
 WATCH_S = 30.0
 """A watch is begun anew, with a list, so often."""
@@ -22,22 +24,9 @@ AGAIN_S = 0.5
 
 
 @dataclass(eq=False)
-class Pod:
-    """One replica. Times are the event loop's."""
+class Pod(Life):
+    """One replica, started when it is scheduled to a node. Knative sees its function active from `ready_s` on."""
 
-    function: str
-    name: str
-    seen_s: float
-    started_s: float | None = None
-    """Scheduled to a node: paid for from here."""
-    stopped_s: float | None = None
-    state: ReplicaState = "starting"
-    since_s: float = 0.0
-    ready_s: float | None = None
-    """First ready: its function is active since then, as Knative sees it."""
-    draining_s: float | None = None
-    busy_s: float = 0.0
-    busy_since_s: float | None = None
     aside: bool = False
     """Taken out of its ReplicaSet: it will be deleted, whatever the watch says until then."""
     deleted: bool = False
@@ -49,25 +38,12 @@ class Pod:
     def live(self) -> bool:
         return self.stopped_s is None and self.state != "draining"
 
-    @property
-    def free(self) -> bool:
-        """No call of ours is open on it."""
-        return self.busy_since_s is None
-
-    def enter(self, state: ReplicaState, now_s: float) -> None:
-        if state != self.state:
-            self.state, self.since_s = state, now_s
-            if state == "draining":
-                self.draining_s = now_s
-            elif state != "starting" and self.ready_s is None:
-                self.ready_s = now_s
-
 
 class Pods:
     """All pods of a job since it was deployed. `changed` hears the function whose pods have changed."""
 
-    def __init__(self, clock: Callable[[], float], changed: Callable[[str], None]) -> None:
-        self._clock, self._changed = clock, changed
+    def __init__(self, changed: Callable[[str], None]) -> None:
+        self._changed = changed
         self._pods: dict[str, Pod] = {}
 
     def apply(self, kind: str, value: Json) -> None:
@@ -85,67 +61,61 @@ class Pods:
             self._seen(value)
 
     def _seen(self, value: Json) -> None:
-        meta, now_s = value["metadata"], self._clock()
+        meta = value["metadata"]
         function = meta["labels"][manifests.FUNCTION_LABEL]
-        pod = self._pods.setdefault(meta["name"], Pod(function, meta["name"], now_s, since_s=now_s))
+        pod = self._pods.setdefault(meta["name"], Pod(function, meta["name"], now_s()))
         if value.get("status", {}).get("phase") in ("Succeeded", "Failed"):  # evicted: its node is free of it
             self._gone(pod)
             return
         if pod.started_s is None and value.get("spec", {}).get("nodeName"):
-            pod.started_s = now_s
+            pod.started_s = now_s()
         statuses = value.get("status", {}).get("containerStatuses", ())
         pod.restarts = max((status["restartCount"] for status in statuses), default=0)
         reason = why_not(value)
         if reason is None or pod.reason is None or reason.kind != pod.reason.kind:
-            pod.reason_since_s = now_s
+            pod.reason_since_s = now_s()
         pod.reason = reason
         pod.deleted |= "deletionTimestamp" in meta
         if pod.deleted or pod.aside:
-            pod.enter("draining", now_s)
+            pod.enter("draining")
         elif any(c["type"] == "Ready" and c["status"] == "True" for c in value["status"].get("conditions", ())):
-            pod.enter("idle" if pod.free else "busy", now_s)
+            pod.enter("idle" if pod.free else "busy")
         elif pod.free:
-            pod.enter("starting", now_s)
+            pod.enter("starting")
         self._changed(function)
 
     def _gone(self, pod: Pod) -> None:
-        now_s = self._clock()
         if pod.stopped_s is None:
-            self.release(pod.name)
-            pod.stopped_s = now_s
-            pod.enter("draining", now_s)
+            pod.stop()
             self._changed(pod.function)
 
     def take(self, function: str, name: str) -> None:
         """A call has begun on a pod, which the watch may not have shown yet."""
-        now_s = self._clock()
-        pod = self._pods.setdefault(name, Pod(function, name, now_s, started_s=now_s, since_s=now_s))
-        pod.busy_since_s = now_s
+        pod = self._pods.setdefault(name, Pod(function, name, now_s(), now_s()))
+        pod.take()
         if pod.live:
-            pod.enter("busy", now_s)
+            pod.enter("busy")
 
     def release(self, name: str) -> None:
         """Its call is over."""
-        now_s = self._clock()
         pod = self._pods[name]
-        if pod.busy_since_s is not None:
-            pod.busy_s += now_s - pod.busy_since_s
-            pod.busy_since_s = None
+        if not pod.free:
+            pod.release()
             if pod.live:
-                pod.enter("idle", now_s)
+                pod.enter("idle")
 
     def draining(self, name: str, *, aside: bool = False) -> None:
         """We delete it now, the watch will say so soon; or set it aside first."""
         pod = self._pods[name]
         pod.aside |= aside
-        pod.enter("draining", self._clock())
+        pod.enter("draining")
 
     def undeleted(self) -> list[str]:
         """Pods that exist and nobody has deleted yet; whoever asks does so now."""
         found = [pod for pod in self._pods.values() if pod.stopped_s is None and not pod.deleted]
         for pod in found:
             pod.deleted = True
-            pod.enter("draining", self._clock())
+            pod.enter("draining")
         return [pod.name for pod in found]
 
     def of(self, function: str) -> list[Pod]:
@@ -156,23 +126,10 @@ class Pods:
         return self._pods.get(name)
 
     def replicas(self) -> list[Replica]:
-        return [Replica(p.function, p.name, p.state, p.since_s) for p in self._pods.values() if p.stopped_s is None]
+        return [pod.replica() for pod in self._pods.values() if pod.stopped_s is None]
 
     def usage(self) -> list[Usage]:
-        now_s = self._clock()
-        lives = sorted((p for p in self._pods.values() if p.started_s is not None), key=lambda p: p.started_s or 0.0)
-        return [
-            Usage(
-                pod.function,
-                pod.name,
-                pod.started_s or 0.0,
-                pod.stopped_s,
-                pod.busy_s + (0.0 if pod.busy_since_s is None else now_s - pod.busy_since_s),
-                pod.ready_s,
-                pod.draining_s,
-            )
-            for pod in lives
-        ]
+        return queue.usage(self._pods.values())
 
 
 class PodWatch:
