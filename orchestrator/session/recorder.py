@@ -29,7 +29,7 @@ from orchestrator.run.journal import Record
 from orchestrator.run.ledger import Books, Cost, Ledger, total
 from orchestrator.session.loop import StepResult
 from orchestrator.session.terminal_view import Snapshot, View, time_left_s
-from orchestrator.step.dataflow import Report
+from orchestrator.step.dataflow import StepReport
 from orchestrator.telemetry.job_metrics import JobMetrics
 from orchestrator.telemetry.now import Now
 from orchestrator.telemetry.open_sinks import open_sinks
@@ -84,7 +84,7 @@ class Recorder:
         """Of the job until now."""
         return total(self._ledger.count(self._platform.usage(), asyncio.get_running_loop().time()).functions)
 
-    async def keep_samples(self, number: int, report: Report) -> None:
+    async def keep_samples(self, number: int, report: StepReport) -> None:
         """Writes samples/NNNNNN.jsonl: the first of the step's scored samples, in the order (group, index)."""
         texts = [json.loads(line) for ref in report.texts for line in (await self._store.get(ref)).splitlines()]
         kept = sorted(texts, key=lambda text: (text["group"], text["index"]))[: self._job.telemetry.samples]
@@ -118,7 +118,7 @@ class Recorder:
         name = f"step {step}"
         lengths = [result.report.lengths[group] for group in sorted(result.report.lengths)]
         spans = [TraceSpan(JOB, "step", name, result.start_s, result.stop_s, {"lengths": lengths})]
-        spans += [TraceSpan(JOB, span.name, name, span.start_s, span.stop_s) for span in result.report.spans]
+        spans += [TraceSpan(JOB, stage.name, name, stage.start_s, stage.stop_s) for stage in result.report.stages]
         spans += [call_span(call) for call in result.report.calls]
         self._trace.write(spans, usage, now_s)
         self._now.look(self._platform.replicas(), now_s)
