@@ -21,7 +21,7 @@ from orchestrator.run.directory import RunDirectory
 from orchestrator.session import session
 from orchestrator.session.history import finished_steps
 from orchestrator.session.open_platform import open_platform
-from orchestrator.session.terminal_view import NoView
+from orchestrator.session.view import NoView
 from tests.support import wide_tail
 from tests.support.tiny_job import MARK, Background, Job, assert_same, command
 
