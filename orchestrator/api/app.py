@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
@@ -56,7 +57,7 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens | None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.keeper = keeper = guarded("the keeper of jobs", keep_going(jobs), log.critical)
+        app.state.keeper = keeper = guarded("the keeper of jobs", partial(keep_going, jobs), log.critical)
         yield
         jobs.changed.set()  # its thread waits for this
         await stopped(keeper)

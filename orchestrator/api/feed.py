@@ -53,7 +53,7 @@ class Feeds:
         feed.followers += 1
         try:
             if feed.reader is None:
-                feed.reader = guarded(f"the feed of {job}", self._read(job, feed), partial(self._failed, feed))
+                feed.reader = guarded(f"the feed of {job}", partial(self._read, job, feed), partial(self._failed, feed))
             await feed.ready.wait()
             sent = after if after <= len(feed.frames) else 0
             while True:

@@ -1,6 +1,6 @@
 """What goes on beside the work and is not waited for: supervised, so that nothing of it dies unseen.
 
-    watch = guarded("the view", endless(), failed)    failed("the view has ended: ...") should it ever end by itself
+    watch = guarded("the view", endless, failed)     failed("the view has ended: ...") should it ever end by itself
     await stopped(watch)                              cancelled, and waited for
 
 An endless task that ends is an error, however it ends (after `guard` in kopf/_cogs/aiokits/aiotasks.py).
@@ -18,12 +18,14 @@ from orchestrator.base.errors import OrchestratorError, RunError
 log = logging.getLogger(__name__)
 
 
-def guarded(name: str, endless: Coroutine[Any, Any, None], failed: Callable[[str], None]) -> asyncio.Task[None]:
+def guarded(
+    name: str, endless: Callable[[], Coroutine[Any, Any, None]], failed: Callable[[str], None]
+) -> asyncio.Task[None]:
     """Runs `endless` until it is cancelled. `failed` gets one line should it end by itself; the task ends then too."""
 
     async def run() -> None:
         try:
-            await endless
+            await endless()
         except Exception as error:
             log.debug("%s has ended", name, exc_info=error)
             failed(f"{name} has ended: {in_one_line(error)}")

@@ -174,7 +174,7 @@ class Recorder:
         none.
         """
         self._fleet, failed = fleet, True
-        watch = guarded("the watch over the job", self._watch(), self.note)
+        watch = guarded("the watch over the job", self._watch, self.note)
         try:
             yield
             failed = False

@@ -15,7 +15,7 @@ from functions.base.wire import Json
 from orchestrator.base.errors import RunError, Stopped
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
-from orchestrator.calls.invoke import Invoker, Limits, RetryPolicy
+from orchestrator.calls.invoke import Invoker, RetryPolicy, Timeouts
 from orchestrator.job.config import JobConfig
 from orchestrator.job.functions import check_room, check_split, function_limits, function_specs
 from orchestrator.job.prompts import PromptSource
@@ -105,7 +105,7 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
         invoker = Invoker(
             platform,
             retry=RetryPolicy(attempts=job.limits.attempts),
-            limits=Limits(heartbeat_s=job.limits.heartbeat_s),
+            timeouts=Timeouts(heartbeat_s=job.limits.heartbeat_s),
             seed=job.seed,
             note=recorder.note,
             tracing=tracing,

@@ -21,8 +21,8 @@ HELD_OUT = "val-core/sums/reward/mean@"
 def test_what_is_validated_does_not_depend_on_what_was_planned(
     job: Job, undisturbed: Path, tmp_path: Path, recipe: str, n: int, held_out_n: int
 ) -> None:
-    """Greedy answers to all held-out prompts by the model that each of these jobs starts from: the same scores, whatever
-    number of samples the step's plan is for. A step trains on its own samples, all of them."""
+    """Greedy answers to all held-out prompts, by the model that each of these jobs starts from: the same scores,
+    whatever number of samples the step's plan is for. A step trains on its own samples, all of them."""
     run = tmp_path / "run"
     done = command(
         "run", job.file, "--run-dir", run, f"recipe={recipe}", f"rollout.n={n}", f"validation.n={held_out_n}",

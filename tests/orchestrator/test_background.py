@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,9 @@ def test_an_endless_task_that_ends_is_told_in_one_line() -> None:
     told: list[str] = []
 
     async def run() -> None:
-        await guarded("one", ends(), told.append)
-        await guarded("two", fails(), told.append)
-        await stopped(guarded("three", forever(), told.append))
+        await guarded("one", ends, told.append)
+        await guarded("two", fails, told.append)
+        await stopped(guarded("three", forever, told.append))
 
     asyncio.run(run())
     assert told == ["one has ended, and never should", "two has ended: KeyError: 'x'"]
@@ -51,7 +52,7 @@ def test_whoever_waits_for_one_that_is_stopped_can_be_cancelled() -> None:
                 begun.set()
                 await may_end.wait()
 
-        task = guarded("it", slow_to_end(), told.append)
+        task = guarded("it", slow_to_end, told.append)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         waiting = asyncio.create_task(stopped(task))
@@ -70,14 +71,13 @@ def test_whoever_waits_for_one_that_is_stopped_can_be_cancelled() -> None:
 def test_what_fails_for_a_while_is_told_when_it_begins_to() -> None:
     told: list[str] = []
     retried = Retried(told.append)
-    works = True
 
-    def action() -> None:
+    def write(works: bool) -> None:
         if not works:
             raise RunError("the disk is full")
 
     for works in (True, False, False, True, False):
-        retried.attempt("it", action)
+        retried.attempt("it", partial(write, works))
     assert told == ["it: the disk is full; tried again until it works"] * 2
     with pytest.raises(ZeroDivisionError):
         retried.attempt("a bug", lambda: 1 // 0)
