@@ -134,7 +134,7 @@ class Recorder:
         self._trace.write(spans, usage, now_s)
         self._now.look(self._platform.replicas(), now_s)
         self._now.committed()
-        self._view.committed(self.snapshot())
+        self._retried.attempt("view", lambda: self._view.committed(self.snapshot()))
 
     def note(self, message: str) -> None:
         """One line worth knowing: a retry, something that was given up. Into the view, the events and the log.
@@ -145,7 +145,7 @@ class Recorder:
         self._unwritten.append(message)
         self._write_notes()
         if self._fleet is not None:
-            self._view.changed(self.snapshot())
+            self._retried.attempt("view", lambda: self._view.changed(self.snapshot()))
 
     def _write_notes(self) -> None:
         while self._unwritten:

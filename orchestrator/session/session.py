@@ -99,8 +99,6 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
         sent, settings = await carry(store, job, settings)
     platform = open_platform(job, *run.directory.exchange(job), log_dir=path / "logs")
     recorder = Recorder(job, path, store, journal.records, platform, specs, view, events)
-    for line in run.prepared.source.dropped:
-        recorder.note(line)
     with open_tracing(job, recorder.note) as tracing:
         invoker = Invoker(
             platform,
@@ -132,6 +130,8 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
             on_commit=recorder.committed,
         )
         async with recorder.watching(fleet):
+            for line in run.prepared.source.dropped:
+                recorder.note(line)
             try:
                 await platform.deploy(specs)
                 await loop.run()
