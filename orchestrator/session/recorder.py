@@ -12,7 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -144,15 +144,17 @@ class Recorder:
         self._noted, self._noted_s = message, asyncio.get_running_loop().time()
         self._unwritten.append(message)
         self._write_notes()
+        if self._unwritten:
+            log.warning("%s", message)
         if self._fleet is not None:
-            self._retried.attempt("view", lambda: self._view.changed(self.snapshot()))
+            with suppress(Exception):  # the watch, which shows it again, tells what the view fails with
+                self._view.changed(self.snapshot())
 
     def _write_notes(self) -> None:
         while self._unwritten:
             try:
                 self._events.append("note", {"message": self._unwritten[0]})
-            except RunError as error:
-                log.warning("%s (%s)", self._unwritten[-1], error)
+            except RunError:
                 return
             self._unwritten.pop(0)
 
@@ -168,31 +170,34 @@ class Recorder:
 
     @asynccontextmanager
     async def watching(self, fleet: Fleet) -> AsyncIterator[None]:
-        """Shows the job while it runs; at the end the files are closed with what was spent until then.
-
-        What cannot be shown or closed is noted, each for itself: it keeps no other file from its end, and a job from
-        none.
-        """
+        """Shows the job while it runs; at the end the files are closed with what was spent until then."""
         self._fleet, failed = fleet, True
         watch = guarded("the watch over the job", self._watch, self.note)
         try:
             yield
             failed = False
         finally:
-            await stopped(watch)
-            now_s, usage = asyncio.get_running_loop().time(), self._platform.usage()
-            self._end("cost", lambda: self._ledger.update(usage, now_s))
-            self._end("counts", lambda: self.counts.write(self._ledger.books))
-            self._end("trace", lambda: self._trace.write([], usage, now_s))
-            self._now.look(self._platform.replicas(), now_s)
-            self._now.committed()
-            self._end("now", lambda: self._now.write(len(self._records), self._ledger.books, now_s))
-            for sink in self._sinks:
-                self._end("metrics", partial(sink.close, failed=failed))
-            self._end("trace", self._trace.close)
-            self._end("plans", self._plans.close)
-            self._write_notes()
-            self._end("view", self._view.close)
+            try:
+                await stopped(watch)
+            finally:
+                self._close(failed)
+
+    def _close(self, failed: bool) -> None:
+        """What cannot be written or closed is noted, each for itself: it keeps no other from its end, and a job that is
+        done from none of its."""
+        now_s, usage = asyncio.get_running_loop().time(), self._platform.usage()
+        self._end("cost", lambda: self._ledger.update(usage, now_s))
+        self._end("counts", lambda: self.counts.write(self._ledger.books))
+        self._end("trace", lambda: self._trace.write([], usage, now_s))
+        self._now.look(self._platform.replicas(), now_s)
+        self._now.committed()
+        self._end("now", lambda: self._now.write(len(self._records), self._ledger.books, now_s))
+        for sink in self._sinks:
+            self._end("metrics", partial(sink.close, failed=failed))
+        self._end("trace", self._trace.close)
+        self._end("plans", self._plans.close)
+        self._write_notes()
+        self._end("view", self._view.close)
 
     def _end(self, name: str, action: Callable[[], object]) -> None:
         """One of the things to do at the end, of which none waits for another."""
