@@ -102,7 +102,7 @@ def inside(report: Path, arguments: list[str]) -> int:
 
     for part, owner, names in (
         ("recorder", Recorder, ("committed", "planned", "note")), ("counts", JobMetrics, ("call_ended",)),
-        ("spans", Tracing, ("begin", "attempt")), ("spans", AttemptSpan, ("told", "end")),
+        ("spans", Tracing, ("begin", "attempt")), ("spans", AttemptSpan, ("reported", "end")),
         ("export", OTLPSpanExporter, ("export",)), ("log", LineHandler, ("emit",)),
     ):  # fmt: skip
         for name in names:

@@ -117,6 +117,11 @@ class SampleBatch:
     def __len__(self) -> int:
         return len(self.responses)
 
+    @property
+    def keys(self) -> list[tuple[int, int]]:
+        """(group, index) of each sample."""
+        return _keys(self.group, self.index)
+
     @classmethod
     def of_prompts(
         cls, prompts: Sequence[Sequence[int]], *, samples_per_prompt: int, version: int, first_group: int = 0
@@ -254,6 +259,11 @@ class Columns:
             if len(values) != tokens:
                 raise WireError(f"Columns: token column {name!r} has {len(values)} values for {tokens} tokens")
 
+    @property
+    def keys(self) -> list[tuple[int, int]]:
+        """(group, index) of each sample."""
+        return _keys(self.group, self.index)
+
     @classmethod
     def of(
         cls, batch: SampleBatch, *, sample: Mapping[str, Float] | None = None, token: Mapping[str, Float] | None = None
@@ -266,13 +276,13 @@ class Columns:
 
         Raises WireError naming the first sample (group, index) that a column lacks, or that two parts both give.
         """
-        at = {key: i for i, key in enumerate(zip(batch.group.tolist(), batch.index.tolist(), strict=True))}
+        at = {key: i for i, key in enumerate(batch.keys)}
         lengths, offsets = batch.responses.lengths, batch.responses.offsets
         sample: dict[str, Float] = {}
         token: dict[str, Float] = {}
         filled: dict[str, npt.NDArray[np.bool_]] = {}
         for part in parts:
-            rows = [at.get(key, -1) for key in zip(part.group.tolist(), part.index.tolist(), strict=True)]
+            rows = [at.get(key, -1) for key in part.keys]
             for name, is_token in [(n, False) for n in part.sample] + [(n, True) for n in part.token]:
                 values = part.token[name] if is_token else part.sample[name]
                 target = token if is_token else sample
@@ -318,3 +328,7 @@ class Columns:
             )
         except (SafetensorError, KeyError) as error:
             raise WireError(f"not encoded Columns: {error}") from error
+
+
+def _keys(group: Int, index: Int) -> list[tuple[int, int]]:
+    return list(zip(group.tolist(), index.tolist(), strict=True))

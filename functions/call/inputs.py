@@ -21,12 +21,12 @@ def read_samples(call: Call, exchange: Exchange) -> SampleBatch:
     batch = SampleBatch.concat([SampleBatch.decode(exchange.get(ref)) for ref in refs]).in_order()
     if not len(batch):
         raise FatalError(f"call {call.id}: its samples are empty")
-    keys = list(zip(batch.group.tolist(), batch.index.tolist(), strict=True))
-    for earlier, later in pairwise(keys):
+    for earlier, later in pairwise(batch.keys):
         if earlier == later:
             raise FatalError(f"call {call.id}: sample (group {later[0]}, index {later[1]}) is given twice")
     for row in (batch.finish == Finish.UNFINISHED).nonzero()[0][:1]:
-        raise FatalError(f"call {call.id}: sample (group {keys[row][0]}, index {keys[row][1]}) is unfinished")
+        group, index = batch.keys[row]
+        raise FatalError(f"call {call.id}: sample (group {group}, index {index}) is unfinished")
     return batch
 
 

@@ -119,12 +119,12 @@ class GenerateFunction:
             batch = _read(call, context)
         prior = [event for event in context.prior if event.kind == "samples"]
         done = {key for event in prior for key in zip(event.data["group"], event.data["index"], strict=True)}
-        left = [row for row, key in enumerate(_keys(batch)) if key not in done]
+        left = [row for row, key in enumerate(batch.keys) if key not in done]
         with context.loading.timed():
             engine, choice = self.policy.hold(call.weights["policy"], context)
         writer = _Writer(call, context, batch, len(prior))
         inbox = moves.read(call, context, engine, _requests(batch, left))
-        outbox = moves.Outbox(call, context, _keys(batch))
+        outbox = moves.Outbox(call, context, batch.keys)
         finished: list[Sample] = []
         cut: list[Sample] = []
         counted = len(done)
@@ -167,10 +167,6 @@ def _fatal_value_errors() -> Iterator[None]:
         raise FatalError(str(error)) from error
 
 
-def _keys(batch: SampleBatch) -> list[tuple[int, int]]:
-    return list(zip(batch.group.tolist(), batch.index.tolist(), strict=True))
-
-
 def _read(call: Call, context: Context) -> SampleBatch:
     """The call's samples. Raises FatalError for none, a finished one, one given twice, or one begun by another
     version than the call's."""
@@ -180,7 +176,7 @@ def _read(call: Call, context: Context) -> SampleBatch:
     batch = SampleBatch.concat([SampleBatch.decode(context.exchange.get(ref)) for ref in refs])
     seen: set[tuple[int, int]] = set()
     number = call.weights["policy"].number
-    for row, key in enumerate(_keys(batch)):
+    for row, key in enumerate(batch.keys):
         who = f"call {call.id}: sample (group {key[0]}, index {key[1]})"
         if key in seen:
             raise FatalError(f"{who} is given twice")

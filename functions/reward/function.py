@@ -150,9 +150,7 @@ class RewardFunction:
         texts = tokenizer.decode_batch([r.tolist() for r in responses], skip_special_tokens=True)
         whole = tokenizer.decode_batch([r.tolist() for r in responses], skip_special_tokens=False)
         items = []
-        for i, (group, index, prompt) in enumerate(
-            zip(batch.group.tolist(), batch.index.tolist(), batch.prompt.tolist(), strict=True)
-        ):
+        for i, ((group, index), prompt) in enumerate(zip(batch.keys, batch.prompt.tolist(), strict=True)):
             if str(group) not in rows:
                 raise FatalError(f"the rows of call {call.id} lack group {group}")
             row = rows[str(group)]

@@ -143,8 +143,7 @@ class Intake:
         return found
 
     def _joined(self, batch: SampleBatch) -> tuple[SampleBatch, Columns] | None:
-        keys = zip(batch.group.tolist(), batch.index.tolist(), strict=True)
-        kept = [row for row, key in enumerate(keys) if key not in self._dropped]
+        kept = [row for row, key in enumerate(batch.keys) if key not in self._dropped]
         if not kept:
             return None
         batch = batch if len(kept) == len(batch) else batch.select(kept)

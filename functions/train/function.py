@@ -237,8 +237,7 @@ def _batch(call: Call, params: TrainParams, context: Context) -> TrainBatch:
 
 def _without(samples: SampleBatch, params: TrainParams) -> SampleBatch:
     dropped = set(params.dropped)
-    keys = zip(samples.group.tolist(), samples.index.tolist(), strict=True)
-    kept = [row for row, key in enumerate(keys) if key not in dropped]
+    kept = [row for row, key in enumerate(samples.keys) if key not in dropped]
     if not kept:
         raise FatalError("every sample is dropped, nothing is left to train on")
     return samples if len(kept) == len(samples) else samples.select(kept)

@@ -35,8 +35,7 @@ def mismatch_columns(batches: Sequence[TrainBatch], ranks: Ranks) -> Columns:
     own: list[tuple[int, int, float]] = []
     for batch in batches:
         values = batch.mismatch.double().tolist()
-        keys = zip(batch.samples.group.tolist(), batch.samples.index.tolist(), values, strict=True)
-        own += [key for key in keys if np.isfinite(key[2])]
+        own += [(*key, value) for key, value in zip(batch.samples.keys, values, strict=True) if np.isfinite(value)]
     parts = ranks.gather({"samples": own})
     whole = sorted({(g, i): (g, i, v) for part in parts for g, i, v in part["samples"]}.values())
     group, index = (np.array([row[k] for row in whole], np.int32) for k in (0, 1))

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
@@ -35,6 +36,7 @@ from orchestrator.api.page import page_routes
 from orchestrator.api.problems import ApiError, Problem, responses
 from orchestrator.api.routes import Site, job_routes
 from orchestrator.api.view_routes import view_routes
+from orchestrator.base.background import guarded, stopped
 from orchestrator.base.errors import OrchestratorError
 from orchestrator.job.config import JobConfig
 
@@ -55,12 +57,10 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens | None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.keeper = keeper = asyncio.create_task(keep_going(jobs))
+        app.state.keeper = keeper = guarded("the keeper of jobs", partial(keep_going, jobs), log.critical)
         yield
-        keeper.cancel()
         jobs.changed.set()  # its thread waits for this
-        with suppress(asyncio.CancelledError):
-            await keeper
+        await stopped(keeper)
 
     app = FastAPI(
         title="rlhf-orchestrate", version=_version(), lifespan=lifespan, docs_url=None, redoc_url=None

@@ -7,10 +7,12 @@ import json
 import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from functools import partial
 
 from orchestrator.api.jobs import Jobs
 from orchestrator.api.problems import ApiError
 from orchestrator.api.redact import redacted
+from orchestrator.base.background import guarded
 from orchestrator.base.errors import RunError
 from orchestrator.run.events import FILE, Event, read_events
 
@@ -51,7 +53,7 @@ class Feeds:
         feed.followers += 1
         try:
             if feed.reader is None:
-                feed.reader = asyncio.create_task(self._read(job, feed))
+                feed.reader = guarded(f"the feed of {job}", partial(self._read, job, feed), partial(self._failed, feed))
             await feed.ready.wait()
             sent = after if after <= len(feed.frames) else 0
             while True:
@@ -91,6 +93,14 @@ class Feeds:
                 feed.news = asyncio.Event()
             feed.ready.set()
             await asyncio.sleep(LOOK_EVERY_S)
+
+    def _failed(self, feed: _Feed, message: str) -> None:
+        """Nothing will follow: whoever does is told so, instead of waiting for ever."""
+        log.error("%s", message)
+        feed.over = True
+        feed.ready.set()
+        feed.news.set()
+        feed.news = asyncio.Event()
 
     def _over(self, job: str) -> bool:
         """Nothing will happen any more, unless somebody asks; also where the job was deleted."""

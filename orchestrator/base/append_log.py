@@ -21,11 +21,14 @@ class Lines:
             raise RunError(f"{path}: cannot be written: {error.strerror}") from error
 
     def append(self, line: bytes) -> None:
+        """Raises RunError where it cannot be written; nothing of it is in the file then, and it may be tried again."""
+        end = os.fstat(self._file).st_size
         try:
             written = os.write(self._file, line)
         except OSError as error:
             raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
         if written < len(line):
+            os.ftruncate(self._file, end)
             raise RunError(f"{self._path}: cannot be written: the disk is full")
 
     def close(self) -> None:

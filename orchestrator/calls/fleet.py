@@ -24,7 +24,7 @@ from orchestrator.platforms.base import Platform
 
 @dataclass
 class Stage:
-    """One use of a function. Its wish is what `Fleet` adds up over the stages that are open."""
+    """One use of a function. What it wants is what `Fleet` adds up over the stages that are open."""
 
     fleet: Fleet
     function: str
@@ -45,6 +45,10 @@ class Stage:
         if self.began_s is None:
             return 0
         return self.replicas if self.more else min(self.replicas, max(self.open_calls, self.at_least))
+
+    def expect(self, calls: int, *, then: int) -> None:
+        """So many calls follow, until `no_more`; `then` replicas stay for calls that may come after it."""
+        self.more, self.replicas, self.at_least = True, min(self.replicas, calls), then
 
     async def no_more(self) -> None:
         """No call will be added: replicas go as the open calls end."""
@@ -85,7 +89,7 @@ class Stage:
 
 
 class Fleet:
-    """Adds up the stages' wishes and tells the platform."""
+    """Adds up what the stages want and scales the platform's functions to that."""
 
     def __init__(self, platform: Platform, invoker: Invoker) -> None:
         self.platform = platform
@@ -94,11 +98,11 @@ class Fleet:
         self._kept: dict[str, int] = {}
         self._warm: dict[str, int] = {}
         """Started ahead of their first call in this step,"""
-        self._ahead: dict[str, int] = {}
+        self._warm_next: dict[str, int] = {}
         """and in the next."""
         self._begun: set[str] = set()
-        self._told: dict[str, int] = {}
-        self._telling: dict[str, asyncio.Lock] = {}
+        self._scaled: dict[str, int] = {}
+        self._scaling: dict[str, asyncio.Lock] = {}
 
     @asynccontextmanager
     async def stage(self, function: str, replicas: int) -> AsyncIterator[Stage]:
@@ -111,11 +115,10 @@ class Fleet:
             self._stages[function].remove(stage)
             await asyncio.shield(self.settle(function))
 
-    async def prewarm(self, function: str, replicas: int, delay_s: float, *, next_step: bool = False) -> None:
-        """Starts replicas `delay_s` from now, ahead of the function's first call; too late, it does nothing."""
-        await asyncio.sleep(delay_s)
+    async def prewarm(self, function: str, replicas: int, *, next_step: bool = False) -> None:
+        """Starts replicas ahead of the function's first call, in this step or the next; too late, it does nothing."""
         if next_step:
-            self._ahead[function] = replicas
+            self._warm_next[function] = replicas
         elif function not in self._begun:
             self._warm[function] = replicas
         await asyncio.shield(self.settle(function))
@@ -137,19 +140,19 @@ class Fleet:
 
     async def keep(self, functions: Iterable[str], replicas: Callable[[str], int]) -> None:
         """From now on these functions' replicas stay when they are idle; all others go, but those prewarmed for now."""
-        self._warm, self._ahead = self._ahead, {}
+        self._warm, self._warm_next = self._warm_next, {}
         self._begun.clear()
         self._kept = {name: replicas(name) for name in functions}
-        for name in {*self._told, *self._kept}:
+        for name in {*self._scaled, *self._kept}:
             await self.settle(name)
 
     async def settle(self, function: str) -> None:
-        """Tells the platform how many replicas are wanted, if that has changed; returns when it has been told."""
-        async with self._telling.setdefault(function, asyncio.Lock()):
+        """Asks the platform for as many replicas as are wanted, if that has changed; returns when it has been asked."""
+        async with self._scaling.setdefault(function, asyncio.Lock()):
             asked = sum(stage.wanted for stage in self._stages.get(function, ()))
             limit = max((stage.replicas for stage in self._stages.get(function, ())), default=0)
-            held = (self._kept, self._warm, self._ahead)
+            held = (self._kept, self._warm, self._warm_next)
             wanted = max(min(asked, limit), *(replicas.get(function, 0) for replicas in held))
-            if self._told.get(function, 0) != wanted:
-                self._told[function] = wanted
+            if self._scaled.get(function, 0) != wanted:
+                self._scaled[function] = wanted
                 await self.platform.scale(function, wanted)

@@ -30,7 +30,7 @@ from orchestrator.platforms.base import CallLost, Platform
 
 CUT_LIFETIME_S = 86400.0
 Ended = Callable[[str, Literal["done", "lost", "failed"], CallObservation | None], None]
-"""Is told of a function, how an attempt at a call of it has ended, and what one that is done took."""
+"""Hears of a function, how an attempt at a call of it has ended, and what one that is done took."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Timeouts:
     heartbeat_s: float = 30.0
     """An attempt that is silent for longer is lost. Functions send a line at least every 5 s."""
     start_s: float = 900.0
@@ -58,7 +58,7 @@ class Limits:
 
 
 class Invoker:
-    """Calls functions of one platform. `seed` fixes the jitter of the pauses; `note` is told of every retry, `ended` of
+    """Calls functions of one platform. `seed` fixes the jitter of the pauses; `note` hears of every retry, `ended` of
     every attempt's end."""
 
     def __init__(
@@ -66,13 +66,13 @@ class Invoker:
         platform: Platform,
         *,
         retry: RetryPolicy = RetryPolicy(),
-        limits: Limits = Limits(),
+        timeouts: Timeouts = Timeouts(),
         seed: int = 0,
         note: Callable[[str], None] = lambda _message: None,
         tracing: Tracing | None = None,
         ended: Ended = lambda _function, _outcome, _observation: None,
     ) -> None:
-        self.platform, self.retry, self.limits, self.seed, self.note = platform, retry, limits, seed, note
+        self.platform, self.retry, self.timeouts, self.seed, self.note = platform, retry, timeouts, seed, note
         self.tracing = tracing or Tracing()
         self.ended = ended
 
@@ -113,8 +113,8 @@ class Invoker:
             async with aclosing(self._events(function, span.call)) as events:
                 async for event in events:
                     attempt.note(event)
-                    if event.kind == "progress" and attempt.told is not None:
-                        span.told(attempt.told)
+                    if event.kind == "progress" and attempt.account is not None:
+                        span.reported(attempt.account)
                     if event.kind == "error":
                         break
                     if event.kind == "done":
@@ -151,7 +151,7 @@ class Invoker:
     async def _events(self, function: str, call: Call) -> AsyncGenerator[Event, None]:
         """The events of one attempt. Raises CallLost also when it stays silent for too long."""
         async with aclosing(_closable(self.platform.call(function, call))) as events:
-            limit_s = self.limits.start_s
+            limit_s = self.timeouts.start_s
             while True:
                 try:
                     async with asyncio.timeout(limit_s):
@@ -160,7 +160,7 @@ class Invoker:
                     raise CallLost(f"the answer to call {call.id} ended without `done` or `error`") from None
                 except TimeoutError:
                     raise CallLost(f"call {call.id} has been silent for {limit_s:g} s") from None
-                limit_s = self.limits.heartbeat_s
+                limit_s = self.timeouts.heartbeat_s
                 yield event
                 if event.kind in ("done", "error"):
                     return
@@ -175,8 +175,8 @@ class _Attempt:
         self.replica, self.cold = "", False
         self.prompt_tokens = self.response_tokens = self.samples = 0
         self.error: dict[str, object] = {}
-        self.told: Told | None = None
-        self.told_s = 0.0
+        self.account: Told | None = None
+        self.account_s = 0.0
 
     def note(self, event: Event) -> None:
         data = event.data
@@ -184,7 +184,7 @@ class _Attempt:
             self.started_s = _now_s()
             self.replica, self.cold = str(data.get("replica", "")), data.get("calls") == 0
         elif event.kind == "progress" and "meter" in data:
-            self.told, self.told_s = Told.from_json(data["meter"]), _now_s()
+            self.account, self.account_s = Told.from_json(data["meter"]), _now_s()
         elif event.kind == "error":
             self.error = dict(data)
         elif event.kind in ("samples", "cut") and "length" in data:
@@ -195,8 +195,8 @@ class _Attempt:
     def observation(self, done: Event) -> CallObservation:
         counts = {**done.data, **done.data.get("stats", {})}  # train keeps its counts beside its metrics
         stats = {k: float(v) for k, v in counts.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-        if self.told is not None:
-            stats |= {"bytes_in": float(self.told.bytes_in), "bytes_out": float(self.told.bytes_out)}
+        if self.account is not None:
+            stats |= {"bytes_in": float(self.account.bytes_in), "bytes_out": float(self.account.bytes_out)}
         return CallObservation(
             function=self.function,
             replica=self.replica,
@@ -213,11 +213,11 @@ class _Attempt:
         )
 
     def phases(self) -> list[tuple[str, float, float]]:
-        """As the replica told, its last moment laid where that came: its clock is not ours."""
-        if self.told is None:
+        """As the replica reported, its last moment laid where that came: its clock is not ours."""
+        if self.account is None:
             return []
-        zero_s = self.told_s - (self.told.spans[0].stop_s or 0.0)
-        return [(s.name, zero_s + s.start_s, zero_s + (s.stop_s or 0.0)) for s in self.told.spans[1:]]
+        zero_s = self.account_s - (self.account.spans[0].stop_s or 0.0)
+        return [(s.name, zero_s + s.start_s, zero_s + (s.stop_s or 0.0)) for s in self.account.spans[1:]]
 
 
 async def ask_cut(store: AsyncExchange, call: Call) -> None:

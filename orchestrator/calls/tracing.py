@@ -47,7 +47,7 @@ class ReplicaSpan:
 
 
 class Tracing:
-    """Makes the spans of a job. `of_replica` takes those that replicas told of."""
+    """Makes the spans of a job. `of_replica` takes those that replicas report."""
 
     def __init__(
         self, tracer: Tracer | None = None, of_replica: Callable[[ReplicaSpan], None] = lambda _span: None
@@ -82,11 +82,11 @@ class AttemptSpan:
         if span.is_recording():
             TraceContextTextMapPropagator().inject(carrier, set_span_in_context(span))
         self.call = replace(call, trace=carrier) if carrier else call
-        self._told: tuple[Told, int] | None = None
+        self._account: tuple[Told, int] | None = None
 
-    def told(self, told: Told) -> None:
+    def reported(self, account: Told) -> None:
         """The replica's account, as it came: its last moment is now."""
-        self._told = (told, time.time_ns())
+        self._account = (account, time.time_ns())
 
     def end(self, replica: str, error: str | None = None, attributes: Attributes | None = None) -> None:
         """`error`: why there is no result. Ending it twice does nothing."""
@@ -94,23 +94,23 @@ class AttemptSpan:
         if not span.is_recording():
             return
         span.set_attributes({"rlhf.replica": replica, **(attributes or {})})
-        if self._told is not None:
-            self._replicas(*self._told, replica, error)
+        if self._account is not None:
+            self._replicas(*self._account, replica, error)
         if error is not None:
             span.set_status(Status(StatusCode.ERROR, error))
         span.end()
 
-    def _replicas(self, told: Told, now_ns: int, replica: str, error: str | None) -> None:
+    def _replicas(self, account: Told, now_ns: int, replica: str, error: str | None) -> None:
         own = self._span.get_span_context()
-        whole = told.spans[0]
+        whole = account.spans[0]
         zero_ns = now_ns - round((whole.stop_s or 0.0) * 1e9)
 
         def context(id: str) -> SpanContext:
             return SpanContext(own.trace_id, int(id, 16), is_remote=False, trace_flags=own.trace_flags)
 
-        for span in told.spans:
+        for span in account.spans:
             first = span is whole
-            traffic = {"rlhf.bytes_in": told.bytes_in, "rlhf.bytes_out": told.bytes_out} if first else {}
+            traffic = {"rlhf.bytes_in": account.bytes_in, "rlhf.bytes_out": account.bytes_out} if first else {}
             self._of_replica(
                 ReplicaSpan(
                     name=span.name,

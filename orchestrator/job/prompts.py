@@ -66,8 +66,13 @@ class PromptSource:
     @property
     def summary(self) -> str:
         text = f"{len(self.train.rows)} prompts to train on, {len(self.held_out.rows)} held out"
-        dropped = [part.describe_dropped() for part in (self.train, self.held_out) if part.dropped]
-        return "; ".join([text, *dropped])
+        return "; ".join([text, *self.dropped])
+
+    @property
+    def dropped(self) -> list[str]:
+        """A line for each of the two that has lost prompts: how many, and which."""
+        parts = {"train": self.train, "validation": self.held_out}
+        return [f"data.{name}: {part.describe_dropped()}; dropped" for name, part in parts.items() if part.dropped]
 
     @property
     def longest(self) -> int:

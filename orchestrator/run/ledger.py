@@ -207,9 +207,15 @@ class Ledger:
         return self._books
 
     def update(self, usage: Sequence[Usage], now_s: float) -> Books:
-        """Counts what has been spent by now, and writes it down: call it between steps' ends too, and at the end."""
+        """Counts what has been spent by now, and writes it down: call it between steps' ends too, and at the end.
+
+        Raises RunError where it cannot be written.
+        """
         self._books = self.count(usage, now_s)
-        write_atomically(self._path, json.dumps(self._books.to_json(), indent=1).encode() + b"\n")
+        try:
+            write_atomically(self._path, json.dumps(self._books.to_json(), indent=1).encode() + b"\n")
+        except OSError as error:
+            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
         return self._books
 
     def close_step(self, step: int, usage: Sequence[Usage], now_s: float) -> StepCost:

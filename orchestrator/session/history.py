@@ -17,10 +17,11 @@ from orchestrator.base.errors import RunError
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.job.config import JobConfig
 from orchestrator.job.data import Cursor
-from orchestrator.job.prompts import Draw, PromptSet, PromptSource
-from orchestrator.planner.base import CallObservation, PastStep, Prompt
+from orchestrator.job.prompts import Draw, PromptSource
+from orchestrator.planner.base import CallObservation, PastStep
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.journal import Journal, Record
+from orchestrator.session.plan_request import prompts_of
 from orchestrator.session.recorder import metrics_of
 from orchestrator.telemetry.trace import JOB, read_events
 
@@ -70,13 +71,6 @@ def recorded_steps(job: JobConfig, trace: Path, records: Sequence[Record], sourc
 
 async def _records(store: AsyncExchange) -> list[Record]:
     return (await Journal.open(store)).records
-
-
-def prompts_of(drawn: PromptSet) -> list[Prompt]:
-    return [
-        Prompt(group, row["prompt_id"], tuple(tokens), row["data_source"])
-        for group, tokens, row in zip(drawn.groups, drawn.tokens, drawn.rows, strict=True)
-    ]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
       journal's last record: versions, data cursor
                   |
                   v
-   +--> draw prompts --> planner.plan --> the recipe's dataflow (step.py) --> validate --> journal.commit --+
+   +--> draw prompts --> planner.plan --> the recipe's dataflow (step/)   --> validate --> journal.commit --+
    |                                        generate -+-> reward ----+                                      |
    |                                                  +-> reference -+-> train -> version v+1               |
    |                                                                                                        |
@@ -30,15 +30,17 @@ from orchestrator.job.config import JobConfig
 from orchestrator.job.data import Cursor
 from orchestrator.job.prompts import Draw, PromptSet, PromptSource
 from orchestrator.job.roles import CRITICS
-from orchestrator.planner.base import FunctionLimits, Planner, Prompt, StepObservation, StepPlan, StepRequest
+from orchestrator.planner.base import FunctionLimits, Planner, StepObservation, StepPlan
 from orchestrator.recipes.base import Recipe
-from orchestrator.recipes.settings import fed_functions, job_models, optimizer_settings, recipe_options
+from orchestrator.recipes.settings import job_models, optimizer_settings, recipe_options
 from orchestrator.run import versions as model_versions
 from orchestrator.run.journal import Journal, Record
 from orchestrator.run.ledger import Cost
-from orchestrator.step.dataflow import Report, Span
+from orchestrator.session.plan_request import plan_request
+from orchestrator.step.context import Context, Execution
+from orchestrator.step.dataflow import StageTime, StepReport
 from orchestrator.step.plan_clock import PlanClock
-from orchestrator.step.preload import Hints
+from orchestrator.step.preload import Preload
 from orchestrator.step.step import Step
 
 
@@ -47,7 +49,7 @@ class StepResult:
     """A committed step, as observers get it."""
 
     record: Record
-    report: Report
+    report: StepReport
     plan: StepPlan
     start_s: float
     stop_s: float
@@ -71,13 +73,18 @@ class Loop:
     cost: Callable[[], Cost]
     on_plan: Callable[[int, StepPlan], None]
     """Before a step's work begins."""
-    on_report: Callable[[int, Report], Awaitable[None]]
+    on_report: Callable[[int, StepReport], Awaitable[None]]
     """Before a step's commit: what is to be kept of its results, whose calls are deleted after the commit."""
     on_commit: Callable[[StepResult], None]
-    hints: Hints = field(init=False)
+    execution: Execution = field(init=False)
+    preload: Preload = field(init=False)
 
     def __post_init__(self) -> None:
-        self.hints = Hints(self.store, self.limits, self.settings, self.epoch)
+        job = self.job
+        optimizers = {critic: optimizer_settings(job, job.critic) for critic in CRITICS}
+        options = recipe_options(job, self.recipe)
+        self.execution = Execution(job, self.settings, optimizers, options, self.epoch, self.store, self.fleet)
+        self.preload = Preload(self.store, self.limits, self.settings, self.epoch)
 
     async def run(self) -> None:
         """Steps until the job's last. Raises the first failure, with nothing of the failed step committed."""
@@ -102,12 +109,11 @@ class Loop:
 
     async def _commit_start(self) -> None:
         """Step 0: the models that the job starts from, the first validation."""
-        clock = asyncio.get_running_loop().time
-        start_s, before = clock(), self.cost()
+        start_s, before = now_s(), self.cost()
         versions = await model_versions.import_models(self.store, self.job, job_models(self.recipe, self.settings))
-        await self.hints.tell(versions)
+        await self.preload.announce(versions)
         plan = self._plan(PromptSet([], []), 0)
-        report = Report()
+        report = StepReport()
         if self.job.validation.every and self.job.validation.at_start:
             with self.tracing.span("validate"):
                 await self._validate(0, versions, plan, report)
@@ -115,31 +121,27 @@ class Loop:
             await self._commit(versions, Cursor.start(self.job.seed), report, plan, start_s, before)
 
     async def _step(self, number: int) -> None:
-        clock = asyncio.get_running_loop().time
-        start_s, before = clock(), self.cost()
-        await self.hints.tell(self.last.versions)
+        start_s, before = now_s(), self.cost()
+        await self.preload.announce(self.last.versions)
         draw = Draw(self.prompts, Cursor.from_json(self.last.history["cursor"]), self.job.data.prompts_per_step)
         prompts = draw.next()
-        plan = self._plan(prompts, number)
+        plan, versions = self._plan(prompts, number), self.last.versions
         self.on_plan(number, plan)
         await self.fleet.keep(plan.keep, lambda name: plan.replicas[name])
-        report = Report()
-        versions = self.last.versions
-        plan_clock = PlanClock(start_s, plan.generated_s)
-        async with asyncio.TaskGroup() as ahead:
-            starts = [ahead.create_task(work) for work in self._start_ahead(plan, plan_clock)]
+        async with asyncio.TaskGroup() as prewarming:
             async with asyncio.TaskGroup() as tasks:
-                step = self._new_step(number, versions, prompts, plan, report, tasks, draw.next)
-                step.plan_clock = plan_clock
-                await self.recipe.dataflow(step)
+                clock = PlanClock(start_s, plan.generated_s)
+                context = Context(self.execution, number, prompts, plan, versions, clock, tasks)
+                starts = [prewarming.create_task(start) for start in self._prewarm(context)]
+                await self.recipe.dataflow(Step(context, draw.next))
             for start in starts:
                 start.cancel()
-        versions = versions | step.trained
-        await self.hints.tell(versions)
+        report, versions = context.report, versions | context.report.trained
+        await self.preload.announce(versions)
         lengths = {prompts.rows[g]["prompt_id"]: n for g, n in report.lengths.items() if g < len(prompts.rows)}
         step_cost_usd = self.cost().usd - before.usd
         report.observed |= self.planner.observe(
-            StepObservation(number, clock() - start_s, step_cost_usd, lengths, list(report.calls))
+            StepObservation(number, now_s() - start_s, step_cost_usd, lengths, list(report.calls))
         )
         if self._validates(number):  # no part of the step that was planned
             with self.tracing.span("validate"):
@@ -147,84 +149,51 @@ class Loop:
         with self.tracing.span("commit"):
             await self._commit(versions, draw.cursor, report, plan, start_s, before)
 
-    def _start_ahead(self, plan: StepPlan, plan_clock: PlanClock) -> Iterator[Coroutine[Any, Any, None]]:
+    def _prewarm(self, context: Context) -> Iterator[Coroutine[Any, Any, None]]:
         """Starts functions when the plan says so, for this step and for the next."""
+        plan = context.plan
 
-        async def start(function: str, delay_s: float, *, next_step: bool) -> None:
-            await plan_clock.reach(delay_s)
-            await self.fleet.prewarm(function, plan.replicas[function], 0.0, next_step=next_step)
+        async def start(function: str, planned_s: float, *, next_step: bool) -> None:
+            await context.clock.reach(planned_s)
+            await self.fleet.prewarm(function, plan.replicas[function], next_step=next_step)
 
-        yield from (start(*ahead, next_step=False) for ahead in plan.prewarm_s.items())
-        yield from (start(*ahead, next_step=True) for ahead in plan.prewarm_next_s.items())
+        yield from (start(*planned, next_step=False) for planned in plan.prewarm_s.items())
+        yield from (start(*planned, next_step=True) for planned in plan.prewarm_next_s.items())
 
     def _validates(self, number: int) -> bool:
         every = self.job.validation.every
         return every > 0 and (number % every == 0 or number == self.job.steps)
 
     def _plan(self, prompts: PromptSet, number: int) -> StepPlan:
-        return self.planner.plan(
-            StepRequest(
-                step=number,
-                prompts=[
-                    Prompt(group, row["prompt_id"], tuple(tokens), row["data_source"])
-                    for group, tokens, row in zip(prompts.groups, prompts.tokens, prompts.rows, strict=True)
-                ],
-                samples_per_prompt=self.job.rollout.n,
-                max_response_length=self.job.rollout.max_response_length,
-                functions=self.limits,
-                fed=fed_functions(self.settings, self.limits, deterministic=self.job.deterministic),
-            )
-        )
+        return self.planner.plan(plan_request(self.job, number, prompts, self.limits, self.settings))
 
-    def _new_step(
-        self, number: int, versions: dict[str, Version], prompts: PromptSet, plan: StepPlan, report: Report,
-        tasks: asyncio.TaskGroup, draw: Callable[[], PromptSet],
-    ) -> Step:  # fmt: skip
-        job = self.job
-        return Step(
-            number=number,
-            epoch=self.epoch,
-            seed=job.seed,
-            prompts=prompts,
-            plan=plan,
-            versions=versions,
-            settings=self.settings,
-            optimizers={critic: optimizer_settings(job, job.critic) for critic in CRITICS},
-            options=recipe_options(job, self.recipe),
-            sampling=job.rollout.model_dump(include={"temperature", "top_p", "top_k", "max_response_length"}),
-            samples_per_prompt=job.rollout.n,
-            scorer=job.reward.model_dump(exclude={"model"}),
-            deterministic=job.deterministic,
-            fleet=self.fleet,
-            store=self.store,
-            tasks=tasks,
-            call_s=job.limits.call_s,
-            lifetime_s=job.exchange.lifetime_s,
-            draw=draw,
-            report=report,
-        )
-
-    async def _validate(self, number: int, versions: dict[str, Version], plan: StepPlan, report: Report) -> None:
+    async def _validate(self, number: int, versions: Mapping[str, Version], plan: StepPlan, report: StepReport) -> None:
         """Greedy (or as [validation] says) responses to the held-out prompts, scored by the job's scorer."""
-        clock = asyncio.get_running_loop().time
-        start_s = clock()
-        prompts, config = self.prompts.validation(), self.job.validation
-        scored = Report()
+        start_s = now_s()
+        held_out, config = self.prompts.validation(), self.job.validation
         async with asyncio.TaskGroup() as tasks:
-            step = self._new_step(number, versions, prompts, plan, scored, tasks, no_more_prompts)
-            samples = step.generate(n=config.n, temperature=config.temperature, name="validate")
-            columns = step.reward(samples, name="validate_reward")
+            nothing, clock = PromptSet([], []), PlanClock(start_s, None)
+            context = Context(self.execution, number, nothing, plan, versions, clock, tasks)
+            step = Step(context, no_more_prompts)
+            samples = step.generate(held_out, n=config.n, temperature=config.temperature, name="validate")
+            columns = step.reward(samples, held_out, name="validate_reward")
             scores = await step.column("score", samples, columns)
             accuracy = await step.column("acc", samples, columns) or scores
-        report.metrics |= validation_metrics(prompts, accuracy, scores, config.n)
-        report.calls += scored.calls
-        report.spans.append(Span("testing", "generate", start_s, clock()))
+        report.metrics |= validation_metrics(held_out, accuracy, scores, config.n)
+        report.calls += context.report.calls
+        report.stages.append(StageTime("testing", "generate", start_s, now_s()))
 
     async def _commit(
-        self, versions: dict[str, Version], cursor: Cursor, report: Report, plan: StepPlan, start_s: float, before: Cost
+        self,
+        versions: dict[str, Version],
+        cursor: Cursor,
+        report: StepReport,
+        plan: StepPlan,
+        start_s: float,
+        before: Cost,
     ) -> None:
         number = len(self.journal.records)
-        stop_s, cost = asyncio.get_running_loop().time(), self.cost()
+        stop_s, cost = now_s(), self.cost()
         learned = {"training/global_step": float(number), "training/epoch": float(cursor.epoch)} | report.metrics
         await self.on_report(number, report)
         record = await self.journal.commit(
@@ -241,6 +210,10 @@ class Loop:
         await model_versions.keep(self.store, [r.versions for r in self.journal.records], self.job.checkpoints.keep)
         for prefix in (f"calls/s{number:06d}.", f"batches/s{number:06d}/"):
             await self.store.delete(prefix)
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def no_more_prompts() -> PromptSet:
@@ -261,7 +234,7 @@ def validation_metrics(
     return metrics
 
 
-def observed_metrics(report: Report, spent: Cost, start_s: float, stop_s: float) -> dict[str, float]:
+def observed_metrics(report: StepReport, spent: Cost, start_s: float, stop_s: float) -> dict[str, float]:
     """verl's timing_s/*, timing_per_token_ms/* and perf/* of a step.
 
     perf/throughput is tokens a second and GPU, in verl over all GPUs that the job holds
@@ -270,8 +243,8 @@ def observed_metrics(report: Report, spent: Cost, start_s: float, stop_s: float)
     one.
     """
     seconds: dict[str, float] = {}
-    for span in report.spans:
-        seconds[span.name] = seconds.get(span.name, 0.0) + span.stop_s - span.start_s
+    for stage in report.stages:
+        seconds[stage.name] = seconds.get(stage.name, 0.0) + stage.stop_s - stage.start_s
     metrics = {f"timing_s/{name}": value for name, value in seconds.items()} | {"timing_s/step": stop_s - start_s}
     if report.tokens:
         metrics |= {f"timing_per_token_ms/{name}": 1e3 * value / report.tokens for name, value in seconds.items()}

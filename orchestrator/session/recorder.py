@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from functions.base.samples import Columns
 from functions.base.wire import Json
+from orchestrator.base.background import Retried, guarded, in_one_line, stopped
 from orchestrator.base.errors import RunError
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
@@ -28,8 +31,8 @@ from orchestrator.run.events import EventLog
 from orchestrator.run.journal import Record
 from orchestrator.run.ledger import Books, Cost, Ledger, total
 from orchestrator.session.loop import StepResult
-from orchestrator.session.terminal_view import Snapshot, View, time_left_s
-from orchestrator.step.dataflow import Report
+from orchestrator.session.view import Snapshot, View, time_left_s
+from orchestrator.step.dataflow import StepReport
 from orchestrator.telemetry.job_metrics import JobMetrics
 from orchestrator.telemetry.now import Now
 from orchestrator.telemetry.open_sinks import open_sinks
@@ -44,6 +47,10 @@ VALIDATION = "val-core/"
 FOLLOWED = (REWARD, "response_length/mean", "actor/ppo_kl", "actor/grad_norm", "perf/throughput", "timing_s/step")
 """What a `step` event tells of the step's metrics; metrics.jsonl has them all."""
 FIRST_FAILURES = 8
+NOTE_S = 60.0
+"""A note stays in view for so long, unless another comes."""
+
+log = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -56,6 +63,11 @@ class Recorder:
         self._job, self._path, self._store, self._records = job, path, store, records
         self._platform, self._specs, self._view, self._events = platform, specs, view, events
         self._begun_s = asyncio.get_running_loop().time()
+        self._fleet: Fleet | None = None
+        self._unwritten: list[str] = []
+        """Notes that events.jsonl could not take yet."""
+        self._noted, self._noted_s = "", 0.0
+        self._retried = Retried(self.note)
         committed = [(record.step, metrics_of(record)) for record in records]
         self._sinks = open_sinks(job, path, committed, self.note)
         self._ledger = Ledger(path / "cost.json", specs, next_step=len(records), now_s=self._begun_s)
@@ -84,14 +96,13 @@ class Recorder:
         """Of the job until now."""
         return total(self._ledger.count(self._platform.usage(), asyncio.get_running_loop().time()).functions)
 
-    async def keep_samples(self, number: int, report: Report) -> None:
+    async def keep_samples(self, number: int, report: StepReport) -> None:
         """Writes samples/NNNNNN.jsonl: the first of the step's scored samples, in the order (group, index)."""
         texts = [json.loads(line) for ref in report.texts for line in (await self._store.get(ref)).splitlines()]
         kept = sorted(texts, key=lambda text: (text["group"], text["index"]))[: self._job.telemetry.samples]
         if kept and report.mismatch is not None:
             found = Columns.decode(await self._store.get(report.mismatch))
-            keys = zip(found.group.tolist(), found.index.tolist(), strict=True)
-            mismatch = dict(zip(keys, found.sample["mismatch"].tolist(), strict=True))
+            mismatch = dict(zip(found.keys, found.sample["mismatch"].tolist(), strict=True))
             for text in kept:
                 text["mismatch"] = mismatch.get((text["group"], text["index"]))  # None: it did not train
         if kept:
@@ -101,7 +112,7 @@ class Recorder:
             except OSError as error:
                 raise RunError(f"{self._path / 'samples'}: cannot be written: {error.strerror}") from error
 
-    def committed(self, result: StepResult, fleet: Fleet) -> None:
+    def committed(self, result: StepResult) -> None:
         """A step is in the journal: metrics, cost and trace follow it."""
         now_s, usage = asyncio.get_running_loop().time(), self._platform.usage()
         step = result.record.step
@@ -112,22 +123,40 @@ class Recorder:
         metrics = metrics_of(result.record)
         self._curves.add(metrics)
         self.counts.committed(metrics, cost.usd)
-        self.counts.write(self._ledger.books)
+        self._retried.attempt("counts", lambda: self.counts.write(self._ledger.books))
         for sink in self._sinks:
             sink.write(step, metrics)
         name = f"step {step}"
         lengths = [result.report.lengths[group] for group in sorted(result.report.lengths)]
         spans = [TraceSpan(JOB, "step", name, result.start_s, result.stop_s, {"lengths": lengths})]
-        spans += [TraceSpan(JOB, span.name, name, span.start_s, span.stop_s) for span in result.report.spans]
+        spans += [TraceSpan(JOB, stage.name, name, stage.start_s, stage.stop_s) for stage in result.report.stages]
         spans += [call_span(call) for call in result.report.calls]
         self._trace.write(spans, usage, now_s)
         self._now.look(self._platform.replicas(), now_s)
         self._now.committed()
-        self._view.committed(self.snapshot(fleet))
+        self._retried.attempt("view", lambda: self._view.committed(self.snapshot()))
 
     def note(self, message: str) -> None:
-        """One line worth knowing: a retry, something that was given up."""
-        self._events.append("note", {"message": message})
+        """One line worth knowing: a retry, something that was given up. Into the view, the events and the log.
+
+        Never fails: what events.jsonl cannot take now, it gets later.
+        """
+        self._noted, self._noted_s = message, asyncio.get_running_loop().time()
+        self._unwritten.append(message)
+        self._write_notes()
+        if self._unwritten:
+            log.warning("%s", message)
+        if self._fleet is not None:
+            with suppress(Exception):  # the watch, which shows it again, tells what the view fails with
+                self._view.changed(self.snapshot())
+
+    def _write_notes(self) -> None:
+        while self._unwritten:
+            try:
+                self._events.append("note", {"message": self._unwritten[0]})
+            except RunError:
+                return
+            self._unwritten.pop(0)
 
     def _tell(self, record: Record) -> None:
         if self._job.exchange.url is not None:  # else the journal itself lies there
@@ -142,56 +171,75 @@ class Recorder:
     @asynccontextmanager
     async def watching(self, fleet: Fleet) -> AsyncIterator[None]:
         """Shows the job while it runs; at the end the files are closed with what was spent until then."""
-        watch, failed = asyncio.create_task(self._watch(fleet)), True
+        self._fleet, failed = fleet, True
+        watch = guarded("the watch over the job", self._watch, self.note)
         try:
             yield
             failed = False
         finally:
-            watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await watch
-            now_s, usage = asyncio.get_running_loop().time(), self._platform.usage()
-            self.counts.write(self._ledger.update(usage, now_s))
-            self._trace.write([], usage, now_s)
-            self._now.look(self._platform.replicas(), now_s)
-            self._now.committed()
-            self._now.write(len(self._records), self._ledger.books, now_s)
-            for sink in self._sinks:
-                sink.close(failed=failed)
-            self._trace.close()
-            self._plans.close()
-            self._view.close()
+            try:
+                await stopped(watch)
+            finally:
+                self._close(failed)
 
-    async def _watch(self, fleet: Fleet) -> None:
+    def _close(self, failed: bool) -> None:
+        """What cannot be written or closed is noted, each for itself: it keeps no other from its end, and a job that is
+        done from none of its."""
+        now_s, usage = asyncio.get_running_loop().time(), self._platform.usage()
+        self._end("cost", lambda: self._ledger.update(usage, now_s))
+        self._end("counts", lambda: self.counts.write(self._ledger.books))
+        self._end("trace", lambda: self._trace.write([], usage, now_s))
+        self._now.look(self._platform.replicas(), now_s)
+        self._now.committed()
+        self._end("now", lambda: self._now.write(len(self._records), self._ledger.books, now_s))
+        for sink in self._sinks:
+            self._end("metrics", partial(sink.close, failed=failed))
+        self._end("trace", self._trace.close)
+        self._end("plans", self._plans.close)
+        self._write_notes()
+        self._end("view", self._view.close)
+
+    def _end(self, name: str, action: Callable[[], object]) -> None:
+        """One of the things to do at the end, of which none waits for another."""
+        try:
+            action()
+        except Exception as error:
+            log.debug("%s", name, exc_info=error)
+            self.note(f"{name}: at the end: {in_one_line(error)}")
+
+    async def _watch(self) -> None:
+        """Endless. What cannot be written now, is when it can."""
         shown: Json = {}
-        clock = asyncio.get_running_loop().time
+        clock, attempt = asyncio.get_running_loop().time, self._retried.attempt
         written_s = clock()
         while True:
             if clock() >= written_s + BOOKS_EVERY_S:
-                self.books()
+                attempt("books", self.books)
                 written_s = clock()
             self._now.look(self._platform.replicas(), clock())
-            self._now.write(len(self._records), self._ledger.books, clock())
-            snapshot = self.snapshot(fleet)
-            self._view.changed(snapshot)
+            attempt("now", lambda: self._now.write(len(self._records), self._ledger.books, clock()))
+            snapshot = self.snapshot()
+            attempt("view", partial(self._view.changed, snapshot))
             replicas = {name: exist for name, (exist, _) in snapshot.replicas.items()}
             now: Json = {"step": len(self._records), "stages": list(snapshot.stages), "replicas": replicas}
             if now != shown:
-                self._events.append("stage", now)
+                attempt("events", partial(self._events.append, "stage", now))
                 shown = now
+            self._write_notes()
             await asyncio.sleep(VIEW_EVERY_S)
 
-    def snapshot(self, fleet: Fleet) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """The job now; its cost as of the last look into the books."""
         existing = Counter(replica.function for replica in self._platform.replicas())
         step, curves, books = max(0, len(self._records) - 1), self._curves, self._ledger.books
+        now_s = asyncio.get_running_loop().time()
         return Snapshot(
             job=self._job.name,
             recipe=self._job.recipe,
             step=step,
             steps=self._job.steps,
-            elapsed_s=asyncio.get_running_loop().time() - self._begun_s,
-            stages=fleet.at_work(),
+            elapsed_s=now_s - self._begun_s,
+            stages=self._fleet.at_work() if self._fleet is not None else (),
             replicas={spec.name: (existing[spec.name], spec.max_replicas) for spec in self._specs},
             rewards=curves.rewards,
             validations=curves.validations,
@@ -200,6 +248,7 @@ class Recorder:
             cost_usd=books.usd,
             serverful_usd=total(books.serverful).usd,
             left_s=time_left_s(step, self._job.steps, curves.step_s),
+            note=self._noted if now_s < self._noted_s + NOTE_S else "",
         )
 
 

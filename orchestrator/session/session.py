@@ -15,8 +15,7 @@ from functions.base.wire import Json
 from orchestrator.base.errors import RunError, Stopped
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
-from orchestrator.calls.invoke import Invoker, Limits, RetryPolicy
-from orchestrator.calls.tracing import Tracing
+from orchestrator.calls.invoke import Invoker, RetryPolicy, Timeouts
 from orchestrator.job.config import JobConfig
 from orchestrator.job.functions import check_room, check_split, function_limits, function_specs
 from orchestrator.job.prompts import PromptSource
@@ -36,7 +35,7 @@ from orchestrator.session.job_planner import job_planner
 from orchestrator.session.loop import Loop
 from orchestrator.session.open_platform import check_platform, open_platform
 from orchestrator.session.recorder import Recorder
-from orchestrator.session.terminal_view import View
+from orchestrator.session.view import View
 from orchestrator.telemetry.open_sinks import check_sinks
 from orchestrator.telemetry.otlp import check_exporter, open_tracing
 
@@ -90,62 +89,60 @@ async def execute(run: Run, view: View) -> Path:
     Raises OrchestratorError (one line). Whatever happens, functions go to zero before it returns.
     """
     with run.directory.lock(), open_events(run.directory.path) as events:
-
-        def note(message: str) -> None:
-            events.append("note", {"message": message})
-
-        with open_tracing(run.job, note) as tracing:
-            return await _execute(run, view, events, tracing)
+        return await _execute(run, view, events)
 
 
-async def _execute(run: Run, view: View, events: EventLog, tracing: Tracing) -> Path:
+async def _execute(run: Run, view: View, events: EventLog) -> Path:
     job, path, specs = run.job, run.directory.path, run.prepared.specs
     store = AsyncExchange(run.directory.open_exchange(job), patience_s=job.limits.store_s)
     epoch = await take_lease(store.durable, f"{os.uname().nodename} {os.getpid()}")
     journal = await Journal.open(store.durable)
-    told, settings = job, run.prepared.settings
+    sent, settings = job, run.prepared.settings
     if job.platform.kind == "knative":
-        told, settings = await carry(store, job, settings)
+        sent, settings = await carry(store, job, settings)
     platform = open_platform(job, *run.directory.exchange(job), log_dir=path / "logs")
     recorder = Recorder(job, path, store, journal.records, platform, specs, view, events)
-    invoker = Invoker(
-        platform,
-        retry=RetryPolicy(attempts=job.limits.attempts),
-        limits=Limits(heartbeat_s=job.limits.heartbeat_s),
-        seed=job.seed,
-        note=recorder.note,
-        tracing=tracing,
-        ended=recorder.counts.call_ended,
-    )
-    fleet = Fleet(platform, invoker)
-    planner = run.planner or job_planner(job, specs)
-    for past in recorded_steps(job, path / "trace.json", journal.records, run.prepared.source):
-        planner.recall(past, job.rollout.max_response_length)
-    loop = Loop(
-        job=told,
-        recipe=run.prepared.recipe,
-        prompts=run.prepared.source,
-        store=store,
-        journal=journal,
-        fleet=fleet,
-        planner=planner,
-        epoch=epoch,
-        limits=function_limits(job, specs),
-        settings=settings,
-        cost=recorder.cost,
-        on_plan=recorder.planned,
-        on_report=recorder.keep_samples,
-        on_commit=lambda result: recorder.committed(result, fleet),
-    )
-    async with recorder.watching(fleet):
-        try:
-            await platform.deploy(specs)
-            await loop.run()
-        except Unmet as error:
-            raise RunError(f"planner: {error}") from None
-        finally:
-            await platform.close()
-    return await export(store, journal.records[-1].versions["actor"], path / "model")
+    with open_tracing(job, recorder.note) as tracing:
+        invoker = Invoker(
+            platform,
+            retry=RetryPolicy(attempts=job.limits.attempts),
+            timeouts=Timeouts(heartbeat_s=job.limits.heartbeat_s),
+            seed=job.seed,
+            note=recorder.note,
+            tracing=tracing,
+            ended=recorder.counts.call_ended,
+        )
+        fleet = Fleet(platform, invoker)
+        planner = run.planner or job_planner(job, specs)
+        for past in recorded_steps(job, path / "trace.json", journal.records, run.prepared.source):
+            planner.recall(past, job.rollout.max_response_length)
+        loop = Loop(
+            job=sent,
+            recipe=run.prepared.recipe,
+            prompts=run.prepared.source,
+            store=store,
+            journal=journal,
+            fleet=fleet,
+            planner=planner,
+            epoch=epoch,
+            limits=function_limits(job, specs),
+            settings=settings,
+            cost=recorder.cost,
+            on_plan=recorder.planned,
+            on_report=recorder.keep_samples,
+            on_commit=recorder.committed,
+        )
+        async with recorder.watching(fleet):
+            for line in run.prepared.source.dropped:
+                recorder.note(line)
+            try:
+                await platform.deploy(specs)
+                await loop.run()
+            except Unmet as error:
+                raise RunError(f"planner: {error}") from None
+            finally:
+                await platform.close()
+        return await export(store, journal.records[-1].versions["actor"], path / "model")
 
 
 def train(run: Run, view: View) -> Path:

@@ -9,15 +9,13 @@ Elsewhere the log (functions/base/logs.py) has a line of JSON for each of the jo
     validation 0.87  ▃▆▇   val-core/arithmetic/acc/mean@1
     tokens/s   5,210           cost  $0.0042 (serverful $0.0190)
 
-The loop's observers feed it with `Snapshot`s, plain values; it draws them and knows nothing of the job.
+The recorder gives it `Snapshot`s (view.py), plain values; it draws them and knows nothing of the job.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -25,52 +23,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.session.view import NoView, Snapshot, View, later
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 40
 REFRESH_PER_S = 8.0
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A job at one moment."""
-
-    job: str
-    recipe: str
-    step: int
-    """Committed steps."""
-    steps: int
-    elapsed_s: float
-    """Of this execution."""
-    stages: Sequence[str] = ()
-    """At work now, in the order in which they began."""
-    replicas: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """By function: (how many exist now, how many may)."""
-    rewards: Sequence[float] = ()
-    """Mean reward of each committed step."""
-    validations: Sequence[float] = ()
-    """Held-out pass rate, each time it was measured."""
-    validation_name: str = ""
-    tokens_per_s: float | None = None
-    """Of the last step."""
-    cost_usd: float = 0.0
-    serverful_usd: float = 0.0
-    """What holding every function for as long would have cost."""
-    left_s: float | None = None
-    """Expected until the job's end; None: not known yet."""
-    note: str = ""
-    """One line worth knowing: a retry, dropped samples."""
-
-
-class View(Protocol):
-    def changed(self, snapshot: Snapshot) -> None:
-        """Something other than a committed step has changed."""
-        ...
-
-    def committed(self, snapshot: Snapshot) -> None:
-        """A step was committed."""
-        ...
-
-    def close(self) -> None: ...
 
 
 def open_view(console: Console) -> View:
@@ -103,25 +60,6 @@ class LiveView:
         if self._snapshot is None:
             return Text("starting", "dim")
         return render(later(self._snapshot, time.monotonic() - self._since_s))
-
-
-def later(snapshot: Snapshot, seconds: float) -> Snapshot:
-    """The same state `seconds` later."""
-    left_s = None if snapshot.left_s is None else max(0.0, snapshot.left_s - seconds)
-    return replace(snapshot, elapsed_s=snapshot.elapsed_s + seconds, left_s=left_s)
-
-
-class NoView:
-    """Nobody watches."""
-
-    def changed(self, snapshot: Snapshot) -> None:
-        pass
-
-    def committed(self, snapshot: Snapshot) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class LineView:
@@ -224,11 +162,3 @@ def duration(seconds: float) -> str:
 def dollars(usd: float) -> str:
     """Two digits after the point from a dollar on, four below: `$12.30`, `$0.0042`."""
     return f"${usd:,.2f}" if usd >= 1 else f"${usd:.4f}"
-
-
-def time_left_s(step: int, steps: int, step_s: Sequence[float]) -> float | None:
-    """Expected time of the remaining steps, from the median of the last ten steps' times; None before the first."""
-    if not step_s:
-        return None
-    recent = sorted(step_s[-10:])
-    return recent[len(recent) // 2] * (steps - step)

@@ -194,9 +194,7 @@ def _items(batch: SampleBatch, call: Call, lengths: Lengths) -> list[Item]:
     cap = int(call.params["max_response_length"])
     rows, have = batch.prompts.rows(), batch.responses.lengths.tolist()
     items = []
-    for k, (row, group, index) in enumerate(
-        zip(batch.prompt.tolist(), batch.group.tolist(), batch.index.tolist(), strict=True)
-    ):
+    for k, (row, (group, index)) in enumerate(zip(batch.prompt.tolist(), batch.keys, strict=True)):
         final = min(cap, lengths.length(call.step, group, index, rows[row]))
         items.append(Item(row, len(rows[row]), have[k], final))
     return items
@@ -207,8 +205,8 @@ def _samples(
     *, kind: Literal["samples", "cut"] = "samples",
 ) -> Event:  # fmt: skip
     picked = batch.select(rows)
-    identities = zip(picked.group.tolist(), picked.index.tolist(), tokens, strict=True)
-    responses = Ragged.from_rows([_tokens(call.step, g, i, n) for g, i, n in identities], np.int32)
+    identities = zip(picked.keys, tokens, strict=True)
+    responses = Ragged.from_rows([_tokens(call.step, g, i, n) for (g, i), n in identities], np.int32)
     cap = int(call.params["max_response_length"])
     finish = [Finish.UNFINISHED if kind == "cut" else Finish.LENGTH if n >= cap else Finish.STOP for n in tokens]
     total = len(responses.flat)
@@ -262,8 +260,7 @@ async def work(call: Call, model: Work, exchange: MemoryExchange) -> Events:
 
 
 def _reward(call: Call, batch: SampleBatch) -> Columns:
-    names = zip(batch.group.tolist(), batch.index.tolist(), strict=True)
-    score = [(xxhash.xxh3_64_intdigest(f"{call.step}/{g}/{i}/score".encode()) >> 11) / 2.0**53 for g, i in names]
+    score = [(xxhash.xxh3_64_intdigest(f"{call.step}/{g}/{i}/score".encode()) >> 11) / 2.0**53 for g, i in batch.keys]
     return Columns.of(batch, sample={"score": np.array(score, np.float32)})
 
 

@@ -29,7 +29,7 @@ from orchestrator.simulation.clock import run
 from orchestrator.simulation.memory import MemoryExchange
 from orchestrator.simulation.platform import Pool, SimulatedPlatform, Span
 from orchestrator.simulation.scenario import Scenario
-from orchestrator.step.dataflow import Report
+from orchestrator.step.dataflow import StepReport
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ async def _simulate(scenario: Scenario, policy: Policy, goal: Goal, deterministi
             results.append(result)
         paid.append(platform.gpu_s())
 
-    async def reported(_step: int, _report: Report) -> None:
+    async def reported(_step: int, _report: StepReport) -> None:
         """Nothing is kept of a simulated step's results."""
 
     price = (scenario.device.usd_per_hour or 1.0) / 3600.0

@@ -111,8 +111,8 @@ def _trained(
     call: Call, batch: SampleBatch, identity: str, exchange: MemoryExchange, stats: Mapping[str, int], waited_s: float
 ) -> Event:
     """The next version: its one tensor is a digest of the version before and of the samples, whatever their order."""
-    rows = zip(batch.group.tolist(), batch.index.tolist(), batch.responses.rows(), strict=True)
-    seen = sorted((g, i, checksum(row.tobytes())) for g, i, row in rows)
+    rows = zip(batch.keys, batch.responses.rows(), strict=True)
+    seen = sorted((*key, checksum(row.tobytes())) for key, row in rows)
     model, before = str(call.params["model"]), call.weights["policy"]
     parent = exchange.list(before.prefix)
     state = checksum(repr((model, before.number, seen)).encode())

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from functions.base.wire import Event, Json, Ref
+from functions.base.wire import Event, Json, Ref, Version
 from orchestrator.base.errors import CallFailed
 from orchestrator.base.stream import Stream
 from orchestrator.planner.base import CallObservation
@@ -25,6 +25,11 @@ class Finished:
     length: Sequence[int]
     caches: Sequence[Ref] = ()
     """Of samples that were cut: their keys and values, as far as they were handed over."""
+
+    @property
+    def keys(self) -> list[tuple[int, int]]:
+        """(group, index) of each sample."""
+        return list(zip(self.group, self.index, strict=True))
 
     @classmethod
     def of(cls, event: Event) -> Finished:
@@ -61,18 +66,22 @@ class Scores(Stream[Event]):
 
 
 @dataclass(frozen=True)
-class Span:
-    """A stage's time in the step, for metrics and the trace. Event-loop seconds."""
+class StageTime:
+    """When a stage was at work in the step, for metrics and the trace. Event-loop seconds."""
 
     name: str
+    """verl's: gen, reward, ref, update_actor, ..."""
     function: str
     start_s: float
     stop_s: float
 
 
 @dataclass
-class Report:
-    """What a step leaves behind besides weights."""
+class StepReport:
+    """What a step leaves behind."""
+
+    trained: dict[str, Version] = field(default_factory=dict)
+    """The versions that its train calls have published, by model."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     """Of learning: a function of the job alone in the deterministic mode."""
@@ -80,7 +89,7 @@ class Report:
     """Of this execution."""
     lengths: dict[int, list[int]] = field(default_factory=dict)
     """Response lengths of the step's samples, by group."""
-    spans: list[Span] = field(default_factory=list)
+    stages: list[StageTime] = field(default_factory=list)
     calls: list[CallObservation] = field(default_factory=list)
     texts: list[Ref] = field(default_factory=list)
     mismatch: Ref | None = None
@@ -92,7 +101,7 @@ class Report:
 
 def lengths_of(finished: Iterable[Finished]) -> dict[int, list[int]]:
     """Response lengths by group, in the order of the samples' index."""
-    return grouped((g, i, n) for item in finished for g, i, n in zip(item.group, item.index, item.length, strict=True))
+    return grouped((*key, n) for item in finished for key, n in zip(item.keys, item.length, strict=True))
 
 
 async def micro_batches(samples: Samples, size: int, *, wait: bool) -> AsyncIterator[list[Finished]]:

@@ -21,6 +21,8 @@ class PlanClock:
     """When the plan expects the last sample, in seconds from the step's start; None: it does not say."""
     generated: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the last sample is there."""
+    scaled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when generation asks for no more replicas, its tail's included."""
 
     async def reach(self, planned_s: float) -> None:
         """Returns when what was planned for `planned_s` after the step's start is to be done."""

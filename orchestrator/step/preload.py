@@ -2,8 +2,9 @@
 
     step begins, version trained --> hints/<function> = {epoch, loads: [{operation, weights}]} --> server/preload.py
 
-A hint is only ever a wish: written where it changes, never read here. Until a step has trained the next version, hints
-name the one that it began with; a replica started ahead for the next step loads that, and the next comes as a delta.
+A hint promises nothing: it is written where it changes, and never read here. Until a step has trained the next version,
+hints name the one that it began with; a replica started ahead for the next step loads that, and the next comes as a
+delta.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ from orchestrator.job.roles import CRITICS
 from orchestrator.planner.base import TAIL
 
 
-class Hints:
+class Preload:
+    """Keeps the hints of a job's functions in line with its versions."""
+
     def __init__(self, store: AsyncExchange, functions: Iterable[str], settings: Mapping[str, Any], epoch: int) -> None:
         """`settings`: what every train call gets (orchestrator/recipes/settings.py)."""
         self._store, self._functions, self._settings, self._epoch = store, list(functions), settings, epoch
-        self._told: dict[str, Hint] = {}
+        self._announced: dict[str, Hint] = {}
 
-    async def tell(self, versions: Mapping[str, Version]) -> None:
+    async def announce(self, versions: Mapping[str, Version]) -> None:
         """Calls from here on will name `versions`, by model."""
         hints = {f: Hint(self._epoch, self._loads(f, versions)) for f in self._functions if not f.startswith("train")}
-        changed = {f: hint for f, hint in hints.items() if self._told.get(f) != hint}
+        changed = {f: hint for f, hint in hints.items() if self._announced.get(f) != hint}
         await asyncio.gather(*(self._store.put(hint_key(f), canonical(h.to_json())) for f, h in changed.items()))
-        self._told |= changed
+        self._announced |= changed
 
     def _loads(self, function: str, versions: Mapping[str, Version]) -> list[Load]:
         """In the order in which they are likely to be wanted. Trainers have no hint: a gang's ranks load together."""

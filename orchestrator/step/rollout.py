@@ -45,10 +45,10 @@ class Rollout:
     unfinished: int
     cut_below: int
     migrate_to: int
-    elsewhere: bool = False
+    tail_function: bool = False
     """What is left goes on at another function: none of these replicas stays, and a single open call is cut too."""
-    placed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when no more replicas will be asked for: of the tail's function, where it goes on elsewhere."""
+    scaled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when no more replicas will be asked for: of the tail's function, where it has one."""
     finished: list[Finished] = field(default_factory=list)
     _cut: bool = False
     _handed_over: bool = False
@@ -62,15 +62,15 @@ class Rollout:
     async def run(self, stage: Stage, shards: Sequence[Shard], samples: Samples) -> list[Finished]:
         """One call a shard, side by side; returns what a cut left unfinished."""
         leftovers: list[Finished] = []
-        stage.more, stage.replicas = True, min(stage.replicas, len(shards))
-        stage.at_least = self.migrate_to if self.cut_below and not self._cut and not self.elsewhere else 0
+        stays = self.cut_below and not self._cut and not self.tail_function
+        stage.expect(len(shards), then=self.migrate_to if stays else 0)
         async with asyncio.TaskGroup() as calls:
             for shard in shards:
                 calls.create_task(self._shard(stage, shard, samples, leftovers))
             await asyncio.sleep(0)
             await stage.no_more()
-            if not self.elsewhere or self._cut:
-                self.placed.set()
+            if not self.tail_function or self._cut:
+                self.scaled.set()
         return leftovers
 
     async def free(self) -> None:
@@ -96,8 +96,8 @@ class Rollout:
             self._open.remove(call)
 
     async def _cut_tail(self) -> None:
-        """Asks all open calls for their unfinished samples, once, when few enough are left to go on elsewhere."""
-        too_many = len(self._open) > (0 if self.elsewhere else self.migrate_to)
+        """Asks all open calls for their unfinished samples, once, when few enough are left to be the tail."""
+        too_many = len(self._open) > (0 if self.tail_function else self.migrate_to)
         if not self._cut and 0 < self.unfinished <= self.cut_below and too_many:
             self._cut = True
             for call in list(self._open):

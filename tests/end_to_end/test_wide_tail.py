@@ -17,7 +17,7 @@ from orchestrator.planner.base import TAIL, Planner
 from orchestrator.run.directory import RunDirectory
 from orchestrator.session.history import finished_steps
 from orchestrator.session.session import Run, execute, prepare
-from orchestrator.session.terminal_view import NoView
+from orchestrator.session.view import NoView
 from tests.support import wide_tail
 from tests.support.processes import who_logs_to
 from tests.support.tiny_job import MARK, Background, Job, assert_same, command

@@ -18,7 +18,7 @@ from functions.base.wire import Call, Event
 from functions.exchange.directory import DirectoryExchange
 from orchestrator.base.errors import CallFailed
 from orchestrator.calls.exchange import AsyncExchange
-from orchestrator.calls.invoke import Invoker, Limits, RetryPolicy, ask_cut
+from orchestrator.calls.invoke import Invoker, RetryPolicy, Timeouts, ask_cut
 from orchestrator.planner.base import CallObservation
 from orchestrator.platforms.base import FunctionSpec, PlatformError
 from orchestrator.platforms.local import LocalPlatform
@@ -78,7 +78,7 @@ def test_a_replica_that_falls_silent_is_given_up_and_the_call_goes_on_elsewhere(
 
     async def test() -> None:
         async with local(tmp_path) as platform:
-            invoker = Invoker(platform, retry=QUICK, limits=Limits(heartbeat_s=5.0))
+            invoker = Invoker(platform, retry=QUICK, timeouts=Timeouts(heartbeat_s=5.0))
             call = Call("c", "count", params={"n": 4, "hold": 1, "until": str(gate), "log": str(tmp_path / "log")})
             seen: list[Event] = []
             async for event in invoker.invoke("f", call):

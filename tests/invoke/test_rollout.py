@@ -53,7 +53,7 @@ async def generation(root: Path, params: dict[str, Any]) -> tuple[list[tuple[int
         finally:
             await rollout.free()
         assert rollout.unfinished == 0
-        return sorted((g, i) for item in rollout.finished for g, i in zip(item.group, item.index, strict=True)), there
+        return sorted(key for item in rollout.finished for key in item.keys), there
     finally:
         await platform.close()
 

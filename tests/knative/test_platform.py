@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from functions.base.wire import Call, Event
-from orchestrator.calls.invoke import Invoker, Limits
+from orchestrator.calls.invoke import Invoker, Timeouts
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
 from orchestrator.platforms.config import KnativeConfig
 from orchestrator.platforms.knative import manifests
@@ -217,7 +217,7 @@ def test_a_replica_that_is_cut_off_is_replaced(control_plane: Start) -> None:
     async def test() -> None:
         async with knative(plane) as platform:
             await platform.scale("count", 1)
-            invoker = Invoker(platform, limits=Limits(heartbeat_s=1.0))
+            invoker = Invoker(platform, timeouts=Timeouts(heartbeat_s=1.0))
             seen, stopped = [], False
             async for event in invoker.invoke("count", count("cut-off", 3, pause_s=0.5)):
                 if event.kind == "samples":

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.run.ledger import Cost
 from orchestrator.session.loop import observed_metrics
-from orchestrator.step.dataflow import Report
+from orchestrator.step.dataflow import StepReport
 
 
 @pytest.mark.parametrize(
@@ -18,11 +18,11 @@ from orchestrator.step.dataflow import Report
     ],
 )
 def test_by_gpu_second_paid(spent: Cost, expected: float) -> None:
-    metrics = observed_metrics(Report(tokens=8000), spent, 5.0, 15.0)
+    metrics = observed_metrics(StepReport(tokens=8000), spent, 5.0, 15.0)
     assert metrics["perf/throughput"] == expected
     assert metrics["perf/time_per_step"] == 10.0
 
 
 def test_nothing_is_made_up_where_nothing_was_paid() -> None:
-    assert "perf/throughput" not in observed_metrics(Report(tokens=8000), Cost(), 0.0, 1.0)
-    assert "perf/throughput" not in observed_metrics(Report(), Cost(gpu_s=1.0), 0.0, 1.0)
+    assert "perf/throughput" not in observed_metrics(StepReport(tokens=8000), Cost(), 0.0, 1.0)
+    assert "perf/throughput" not in observed_metrics(StepReport(), Cost(gpu_s=1.0), 0.0, 1.0)

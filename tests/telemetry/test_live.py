@@ -10,17 +10,14 @@ from rich.console import Console
 from orchestrator.session.terminal_view import (
     LineView,
     LiveView,
-    NoView,
-    Snapshot,
     dollars,
     duration,
-    later,
     line,
     open_view,
     render,
     sparkline,
-    time_left_s,
 )
+from orchestrator.session.view import NoView, Snapshot, later, time_left_s
 
 SNAPSHOT = Snapshot(
     job="arithmetic", recipe="grpo", step=17, steps=60, elapsed_s=41.4, stages=("generate", "reward"),

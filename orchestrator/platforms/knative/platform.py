@@ -63,7 +63,8 @@ class KnativePlatform:
                 self._spawn(self._keep_lease())
                 self._caller = Caller(self._config.ingress, await self._own_token(lease, specs))
                 self._watch = PodWatch(self._api, self._config.namespace, self._context.job, self._pods.apply)
-                await self._watch.synced.wait()
+                await self._watch.ready()
+                self._spawn(self._watch.supervise())
             await asyncio.gather(*(self._deploy(spec) for spec in specs))
         except ApiError as error:
             raise PlatformError(f"deploying {self._context.job}: {error.message}{hint(error.message)}") from error

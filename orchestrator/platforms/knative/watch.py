@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from orchestrator.base.background import in_one_line
 from orchestrator.platforms import queue
-from orchestrator.platforms.base import Replica, Usage
+from orchestrator.platforms.base import PlatformError, Replica, Usage
 from orchestrator.platforms.knative import manifests
 from orchestrator.platforms.knative.api import ApiError, Json, KubeApi, core
 from orchestrator.platforms.knative.reasons import Reason, why_not
@@ -133,7 +134,7 @@ class Pods:
 
 
 class PodWatch:
-    """Feeds `Pods` from a thread of its own until `stop`."""
+    """Feeds `Pods` from a thread of its own until `stop`; what the thread dies of is raised in `supervise`."""
 
     def __init__(self, api: KubeApi, namespace: str, job: str, apply: Callable[[str, Json], None]) -> None:
         self._api = api
@@ -143,14 +144,35 @@ class PodWatch:
         self._loop = asyncio.get_running_loop()
         self._stopped = threading.Event()
         self.synced = asyncio.Event()
+        self._failed: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name="knative-pods", daemon=True)
         self._thread.start()
+
+    async def ready(self) -> None:
+        """Returns when the pods are known. Raises what the watch has failed with before that."""
+        synced = asyncio.create_task(self.synced.wait())
+        try:
+            await asyncio.wait((synced, self._failed), return_when=asyncio.FIRST_COMPLETED)
+            if self._failed.done():
+                self._failed.result()
+        finally:
+            synced.cancel()
+
+    async def supervise(self) -> None:
+        """Endless. Raises what the watch has failed with: nobody sees pods come and go any more."""
+        await asyncio.shield(self._failed)
 
     def stop(self) -> None:
         """No more events. The thread ends with its watch."""
         self._stopped.set()
 
     def _run(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:
+            self._post(self._fail, error)
+
+    def _follow(self) -> None:
         while not self._stopped.is_set():
             try:
                 listed = self._api.get(self._path, **self._query)
@@ -164,14 +186,25 @@ class PodWatch:
                 self._stopped.wait(AGAIN_S)
 
     def _send(self, kind: str, value: Json) -> None:
-        if self._stopped.is_set():
-            return
+        if not self._stopped.is_set():
+            self._post(self._receive, kind, value)
+
+    def _post(self, action: Callable[..., None], *values: object) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._receive, kind, value)
+            self._loop.call_soon_threadsafe(action, *values)
         except RuntimeError:  # the loop has closed: so has the platform
             self._stopped.set()
 
     def _receive(self, kind: str, value: Json) -> None:
-        if not self._stopped.is_set():
+        if self._stopped.is_set():
+            return
+        try:
             self._apply(kind, value)
-            self.synced.set()
+        except Exception as error:
+            self._fail(error)
+        self.synced.set()
+
+    def _fail(self, error: Exception) -> None:
+        self._stopped.set()
+        if not self._failed.done():
+            self._failed.set_exception(PlatformError(f"the watch over the job's pods has ended: {in_one_line(error)}"))

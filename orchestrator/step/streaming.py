@@ -1,4 +1,4 @@
-"""Feeds a train call while generation goes on: prompt groups as they are whole, in parts.
+"""What a streamed train call reads while generation goes on: prompt groups as they are whole, in parts.
 
     samples  --+
     reward   --+--> a group is whole when all its samples are there, and each column of each of them
@@ -18,8 +18,8 @@ from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.step.dataflow import Samples, Scores
 
 
-class Feeder:
-    """One feed. `part`: samples that are worth one."""
+class Streamer:
+    """Writes one stream of parts. `part`: samples that are worth one."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Feeder:
         self._count = 0
         self._more = asyncio.Event()
 
-    async def reached(self, groups: int) -> None:
+    async def whole(self, groups: int) -> None:
         """Returns when so many groups are whole."""
         while self._count < groups:
             await self._more.wait()

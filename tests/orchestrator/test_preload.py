@@ -11,7 +11,7 @@ import pytest
 from functions.base.wire import Hint, Json, Version, hint_key
 from functions.exchange.directory import DirectoryExchange
 from orchestrator.calls.exchange import AsyncExchange
-from orchestrator.step.preload import Hints, penalty_models
+from orchestrator.step.preload import Preload, penalty_models
 
 FUNCTIONS = ("generate", "generate-tail", "reward", "reference", "critic", "cost-critic", "train-critic", "train")
 ACTOR, BASE, CRITIC, COST = Version("actor", 2, "c"), Version("actor", 0), Version("critic", 2, "d"), Version("cost", 2)
@@ -24,14 +24,14 @@ def exchange(tmp_path: Path) -> DirectoryExchange:
     return DirectoryExchange(tmp_path)
 
 
-def tell(exchange: DirectoryExchange, hints: Hints, *told: dict[str, Version]) -> list[str]:
-    """Tells in turn; the keys that the last one wrote."""
+def tell(exchange: DirectoryExchange, preload: Preload, *announced: dict[str, Version]) -> list[str]:
+    """Announces in turn; the keys that the last one wrote."""
 
     async def all_of_them() -> None:
-        for versions in told:
+        for versions in announced:
             for key in exchange.list("hints/"):
                 exchange.delete(key)
-            await hints.tell(versions)
+            await preload.announce(versions)
 
     asyncio.run(all_of_them())
     return exchange.list("hints/")
@@ -42,8 +42,8 @@ def loads(exchange: DirectoryExchange, function: str) -> list[tuple[str, dict[st
     return [(load.operation, dict(load.weights)) for load in hint.loads]
 
 
-def hints(exchange: DirectoryExchange, settings: Json, epoch: int = 1) -> Hints:
-    return Hints(AsyncExchange(exchange), FUNCTIONS, settings, epoch)
+def hints(exchange: DirectoryExchange, settings: Json, epoch: int = 1) -> Preload:
+    return Preload(AsyncExchange(exchange), FUNCTIONS, settings, epoch)
 
 
 def test_each_function_that_holds_versions_is_told_those_that_its_calls_will_name(exchange: DirectoryExchange) -> None:
@@ -66,12 +66,12 @@ def test_the_reference_alone_where_nothing_wants_the_actors_own(exchange: Direct
 
 def test_hints_are_written_where_they_change_and_by_each_execution(exchange: DirectoryExchange) -> None:
     first, later = {"actor": ACTOR, "reference": BASE}, {"actor": Version("actor", 3, "e"), "reference": BASE}
-    one = Hints(AsyncExchange(exchange), ("generate", "reference", "train"), {"kl": None}, 1)
+    one = Preload(AsyncExchange(exchange), ("generate", "reference", "train"), {"kl": None}, 1)
     assert tell(exchange, one, first) == ["hints/generate", "hints/reference"]
     assert tell(exchange, one, first) == []
     assert tell(exchange, one, later) == ["hints/generate"]
     assert loads(exchange, "generate") == [("generate", {"policy": later["actor"]})]
-    resumed = Hints(AsyncExchange(exchange), ("generate", "reference", "train"), {"kl": None}, 2)
+    resumed = Preload(AsyncExchange(exchange), ("generate", "reference", "train"), {"kl": None}, 2)
     assert tell(exchange, resumed, later) == ["hints/generate", "hints/reference"]
     assert json.loads(exchange.get("hints/generate"))["epoch"] == 2
 

@@ -1,0 +1,32 @@
+"""A step's prompts and a job's limits, as the planner is asked about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.job.config import JobConfig
+from orchestrator.job.prompts import PromptSet
+from orchestrator.planner.base import FunctionLimits, Prompt, StepRequest
+from orchestrator.recipes.settings import fed_functions
+
+
+def plan_request(
+    job: JobConfig, number: int, prompts: PromptSet, limits: Mapping[str, FunctionLimits], settings: Mapping[str, Any]
+) -> StepRequest:
+    """Of step `number`. `settings`: what every train call gets."""
+    return StepRequest(
+        step=number,
+        prompts=prompts_of(prompts),
+        samples_per_prompt=job.rollout.n,
+        max_response_length=job.rollout.max_response_length,
+        functions=limits,
+        fed=fed_functions(settings, limits, deterministic=job.deterministic),
+    )
+
+
+def prompts_of(drawn: PromptSet) -> list[Prompt]:
+    return [
+        Prompt(group, row["prompt_id"], tuple(tokens), row["data_source"])
+        for group, tokens, row in zip(drawn.groups, drawn.tokens, drawn.rows, strict=True)
+    ]

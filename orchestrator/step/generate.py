@@ -1,0 +1,126 @@
+"""A generation: prompts to shards, shards to calls, what a cut has left to the tail, samples to whoever follows.
+
+In the deterministic mode the samples are put into their canonical order before the next stage sees them: the one place
+where tensors pass through the orchestrator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from functions.base.samples import SampleBatch
+from functions.base.wire import CACHES, Call
+from orchestrator.base.errors import RunError
+from orchestrator.job.prompts import PromptSet
+from orchestrator.step.context import Context
+from orchestrator.step.dataflow import Finished, Samples, lengths_of
+from orchestrator.step.plan_clock import PlanClock
+from orchestrator.step.rollout import Rollout, Shard, deal, regroup
+
+ORDERED_BATCH = 64
+"""Samples per batch in the deterministic mode: a constant, so that what a function sees depends on the job alone."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """`n` samples of each of `prompts`."""
+
+    context: Context
+    name: str
+    prompts: PromptSet
+    n: int
+    planned: bool
+    """Whether it is the one that the step's plan is for: with its shards, its cut and its tail. The plan knows nothing
+    of any other: its prompts are dealt to the replicas in turn, and what one that is told to stop hands over goes on
+    at the others. The same number of prompts and of samples does not make a generation the planned one.
+    """
+    temperature: float | None = None
+    """Instead of the job's."""
+    clock: PlanClock = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clock", self.context.clock if self.planned else PlanClock(0.0, None))
+
+    async def run(self, samples: Samples) -> None:
+        """Puts them into `samples` as they finish. Raises RunError for samples that never come back."""
+        context, plan, weights = self.context, self.context.plan, {"policy": self.context.versions["actor"]}
+        whole = SampleBatch.of_prompts(
+            self.prompts.tokens, samples_per_prompt=self.n, version=weights["policy"].number,
+            first_group=self.prompts.first_group,
+        )  # fmt: skip
+        replicas, sampling = context.replicas("generate"), self._sampling()
+        shards = plan.shards if self.planned else deal(len(self.prompts.tokens), self.n, replicas)
+        refs = [await context.put(whole.select(shard).encode()) for shard in shards if len(shard)]
+
+        def call(function: str, shard: Shard) -> Call:
+            return context.call(function, "generate", shard.inputs, weights, sampling)
+
+        rollout = Rollout(
+            call,
+            context.store,
+            caches=f"{CACHES}s{context.number:06d}.",
+            unfinished=len(whole),
+            cut_below=plan.cut_below if self.planned else 0,
+            migrate_to=plan.migrate_to,
+            tail_function=self.planned and plan.tail != "generate",
+            scaled=self.clock.scaled,
+        )
+        kept = Samples() if context.job.deterministic else samples
+        try:
+            async with context.fleet.stage("generate", replicas) as stage:
+                leftovers = await rollout.run(stage, [Shard([ref]) for ref in refs], kept)
+                if leftovers and not rollout.tail_function:
+                    await rollout.run(stage, regroup(leftovers, plan.migrate_to), kept)
+                context.account(self.name, stage)
+            if rollout.tail_function:
+                await self._generate_tail(rollout, leftovers, kept)
+        except BaseException:
+            await rollout.free()
+            raise
+        context.tasks.create_task(rollout.free())
+        if rollout.unfinished:
+            raise RunError(f"step {context.number}: {rollout.unfinished} samples never came back from generate")
+        if kept is not samples:
+            kept.end()
+            await self._put_in_order(kept, samples)
+        self._report(whole, rollout, leftovers)
+
+    def _sampling(self) -> Mapping[str, Any]:
+        job, plan = self.context.job, self.context.plan
+        sampling = job.rollout.model_dump(include={"temperature", "top_p", "top_k", "max_response_length"})
+        if self.temperature is not None:
+            sampling["temperature"] = self.temperature
+        seed = self.context.seed(self.name)
+        return sampling | {"seed": seed, "chunk": plan.chunk, "cut_parts": max(1, plan.migrate_to)}
+
+    async def _generate_tail(self, rollout: Rollout, leftovers: Sequence[Finished], samples: Samples) -> None:
+        """What a cut has left, on the tail's own function; with nothing left its replicas are not waited for."""
+        plan, fleet = self.context.plan, self.context.fleet
+        if not leftovers:
+            await fleet.not_needed(plan.tail)
+            return
+        async with fleet.stage(plan.tail, plan.migrate_to) as stage:
+            await rollout.run(stage, regroup(leftovers, plan.migrate_to), samples)
+            self.context.account(self.name, stage)
+
+    async def _put_in_order(self, kept: Samples, samples: Samples) -> None:
+        parts = [SampleBatch.decode(await self.context.store.get(ref)) for ref in await kept.refs()]
+        whole = SampleBatch.concat(parts).in_order()
+        for start in range(0, len(whole), ORDERED_BATCH):
+            part = whole.select(range(start, min(start + ORDERED_BATCH, len(whole))))
+            ref = await self.context.put(part.encode())
+            samples.put(Finished(ref, part.group.tolist(), part.index.tolist(), part.responses.lengths.tolist()))
+
+    def _report(self, whole: SampleBatch, rollout: Rollout, leftovers: Sequence[Finished]) -> None:
+        report = self.context.report
+        if leftovers:
+            moved = sum(call.stats.get("moved_tokens", 0.0) for call in report.calls)
+            migrated = float(sum(len(item.group) for item in leftovers))
+            report.observed |= {"rollout/migrated": migrated, "rollout/moved_tokens": moved}
+        self.clock.scaled.set()
+        self.clock.generated.set()
+        if self.planned:
+            report.lengths = lengths_of(rollout.finished)
+        report.tokens += int(whole.prompts.lengths[whole.prompt].sum()) + rollout.response_tokens

@@ -1,0 +1,119 @@
+"""A train call: when all samples and columns are there, or streamed, while generation goes on.
+
+A streamed call is made when the plan says so, and not before generation has the replicas that it will ask for: it loads
+while samples are still to come, and trains on prompt groups as they are whole (streaming.py), or, where the job's
+gradients cannot be taken so (TrainParams.streams), once the last part has come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from functions.base.wire import Call, Event, Json, Ref, Version
+from functions.train.params import TrainParams
+from orchestrator.calls.fleet import Stage
+from orchestrator.step.context import Context
+from orchestrator.step.dataflow import Samples, Scores, last
+from orchestrator.step.streaming import Streamer
+
+
+@dataclass(frozen=True)
+class Training:
+    """One train call of `model`. `only`: the groups to train on (None: all); `settings` go over the recipe's."""
+
+    context: Context
+    model: str
+    rollouts: Sequence[Samples]
+    columns: Sequence[Scores]
+    only: Collection[int] | None
+    settings: Mapping[str, Any]
+
+    @property
+    def function(self) -> str:
+        return "train" if self.model == "actor" else f"train-{self.model}"
+
+    @property
+    def params(self) -> Json:
+        execution = self.context.execution
+        return {
+            **execution.settings,
+            "objective": "policy" if self.model == "actor" else "value",
+            "optimizer": execution.optimizers.get(self.model, execution.settings["optimizer"]),
+            **self.settings,
+            "model": self.model,
+        }
+
+    async def run(self) -> Json:
+        """What the call says of itself; the version that it has published is in the report."""
+        context, report = self.context, self.context.report
+        streamed = self.function in context.plan.feed_s and self.only is None and len(self.rollouts) == 1
+        async with context.fleet.stage(self.function, context.replicas(self.function)) as stage:
+            done = await (self._streamed(stage) if streamed else _answer(stage, await self._whole()))
+            context.account(f"update_{self.model}", stage)
+        report.metrics |= done.data["metrics"]
+        if "fed_batches" in done.data["stats"]:
+            report.observed[f"rollout/fed_batches/{self.function}"] = float(done.data["stats"]["fed_batches"])
+        if "mismatch" in done.data:
+            report.mismatch = Ref.from_json(done.data["mismatch"])
+        report.trained[self.model] = Version.from_json(done.data["version"])
+        return dict(done.data)
+
+    def _call(self, inputs: Mapping[str, Sequence[Ref]], params: Mapping[str, Any]) -> Call:
+        weights = {"policy": self.context.versions[self.model]}
+        return self.context.call(self.function, "train", inputs, weights, {**self.params, **params})
+
+    async def _whole(self) -> Call:
+        """The call that has all samples and columns as inputs, when they are there."""
+        inputs = {
+            "samples": [ref for samples in self.rollouts for ref in await samples.refs()],
+            "columns": [ref for scores in self.columns for ref in await scores.refs()],
+        }
+        return self._call(inputs, {"dropped": self._dropped()})
+
+    def _dropped(self) -> list[tuple[int, int]]:
+        """(group, index) of the samples that are not trained on: without a score, or of groups that are not wanted."""
+        failed = {
+            (f["group"], f["index"]) for scores in self.columns for e in scores.items for f in e.data.get("failed", ())
+        }
+        keys = [key for samples in self.rollouts for item in samples.items for key in item.keys]
+        unwanted = {key for key in keys if self.only is not None and key[0] not in self.only}
+        return sorted(failed | unwanted)
+
+    async def _streamed(self, stage: Stage) -> Event:
+        """The `done` of a call that starts while generation goes on."""
+        context, plan = self.context, self.context.plan
+        deterministic = context.job.deterministic
+        prefix = f"calls/s{context.number:06d}.{self.function}.{self.model}.e{context.execution.epoch}.feed/"
+        streamer = Streamer(
+            context.store, prefix, self.rollouts[0], self.columns,
+            part=plan.feed_part, lifetime_s=context.job.exchange.lifetime_s,
+        )  # fmt: skip
+
+        async def identity() -> str:
+            return (await self._whole()).id
+
+        async with asyncio.TaskGroup() as tasks:
+            streaming = tasks.create_task(streamer.run(identity))
+            groups = None if deterministic else plan.feed_groups.get(self.function)
+            due = [tasks.create_task(self._due(scaled=groups is not None))]
+            due += [tasks.create_task(streamer.whole(groups))] if groups is not None else []
+            await asyncio.wait([streaming, *due], return_when=asyncio.FIRST_COMPLETED)
+            for waiting in due:
+                waiting.cancel()
+            stream = not deterministic and TrainParams.from_json(self.params).streams
+            return await _answer(stage, self._call({}, {"feed": {"prefix": prefix, "stream": stream}}))
+
+    async def _due(self, *, scaled: bool) -> None:
+        """Returns at the planned time; `scaled`: not before generation has, or waits in front of all others for, the
+        room that it needs."""
+        await self.context.clock.reach(self.context.plan.feed_s[self.function])
+        if scaled:
+            await self.context.clock.scaled.wait()
+
+
+async def _answer(stage: Stage, call: Call) -> Event:
+    """The `done` of a train call, made by all of the stage's replicas together."""
+    return await (last(stage.call(call)) if stage.replicas == 1 else stage.gang(call))

@@ -1,0 +1,70 @@
+"""The watch over pods: what ends it is raised, not lost with its thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.platforms.base import PlatformError
+from orchestrator.platforms.knative.api import KubeApi
+from orchestrator.platforms.knative.watch import PodWatch
+from tests.knative.conftest import Start
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_a_list_that_cannot_be_understood_ends_the_watch_in_one_line(control_plane: Start) -> None:
+    control_plane()
+    told: list[str] = []
+
+    def cannot(kind: str, _value: dict[str, Any]) -> None:
+        told.append(kind)
+        raise KeyError("labels")
+
+    async def run() -> None:
+        watch = PodWatch(KubeApi(None), "default", "job", cannot)
+        for waiting in (watch.ready(), watch.supervise()):
+            with pytest.raises(PlatformError, match="the job's pods has ended: KeyError: 'labels'"):
+                await waiting
+
+    asyncio.run(run())
+    assert told == ["SYNC"], "nothing is applied after that"
+
+
+class Answers(BaseHTTPRequestHandler):
+    """With something else than Kubernetes' list of pods."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(b'{"items": []}')
+
+
+def test_a_thread_that_dies_ends_the_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    config = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "it", "users": [{"name": "it", "user": {}}],
+        "clusters": [{"name": "it", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+    }  # fmt: skip
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+
+    async def run() -> None:
+        watch = PodWatch(KubeApi(None), "default", "job", lambda _kind, _value: None)
+        with pytest.raises(PlatformError, match="KeyError: 'metadata'"):
+            await watch.supervise()
+
+    try:
+        asyncio.run(run())
+    finally:
+        server.shutdown()
+        server.server_close()
