@@ -18,25 +18,28 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from bench.papers.fused_rollout import System, best_tensor, fused, in_turn
+from bench.papers.fused_training import Trained, train
+from bench.papers.mapping import fixed_mapping, map_models
+from bench.papers.mapping_costs import HYBRIDFLOW, RLHFUSE, Batch, Role
+from bench.papers.schedule_search import search
+from bench.papers.schedules import Pipelines, greedy
 from orchestrator.planner.devices import device, shape
-from orchestrator.planner.mapping import fixed_mapping, map_models
-from orchestrator.planner.mapping_costs import HYBRIDFLOW, RLHFUSE, Batch, Role
 from orchestrator.planner.policies import Policy, policy
 from orchestrator.planner.scaling import Goal
-from orchestrator.planner.schedule_search import search
-from orchestrator.planner.schedules import Pipelines, greedy
 from orchestrator.simulation import scenarios
 from orchestrator.simulation.functions import Work
-from orchestrator.simulation.fused_rollout import System, best_tensor, fused, in_turn
-from orchestrator.simulation.fused_training import Trained, train
 from orchestrator.simulation.job import Outcome, simulate
 from orchestrator.simulation.lengths import Lognormal
 from orchestrator.simulation.scenario import Scenario

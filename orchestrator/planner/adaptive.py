@@ -20,7 +20,16 @@ import numpy.typing as npt
 
 from orchestrator.planner.assignment import Filler, Workload, makespan_s, sweep, together
 from orchestrator.planner.assignment import shards as shards_of
-from orchestrator.planner.base import TAIL, CurvePoint, FunctionLimits, PastStep, StepObservation, StepPlan, StepRequest
+from orchestrator.planner.base import (
+    GENERATE,
+    TAIL,
+    CurvePoint,
+    FunctionLimits,
+    PastStep,
+    StepObservation,
+    StepPlan,
+    StepRequest,
+)
 from orchestrator.planner.costs import Costs
 from orchestrator.planner.cuts import Dealt
 from orchestrator.planner.keepalive import prewarm_at_s
@@ -56,16 +65,15 @@ class AdaptivePlanner:
 
     def __init__(
         self, policy: Policy, *, goal: Goal | None = None, priors: Priors | None = None,
-        pool_gpus: int | None = None, generate: str = "generate", detailed: int | None = 2,
+        pool_gpus: int | None = None, detailed: int | None = 2,
     ) -> None:  # fmt: skip
         self.policy = policy
         self.goal = goal or Goal()
         self.lengths = LengthModel()
-        self.learned = LearnedCosts(priors, generate=generate, shared=pool_gpus is not None)
+        self.learned = LearnedCosts(priors, shared=pool_gpus is not None)
         self.pool_gpus = pool_gpus
-        self.generate = generate
         self.detailed = detailed
-        self._static = StaticPlanner(keep_warm=policy.keep == "all", generate=generate)
+        self._static = StaticPlanner(keep_warm=policy.keep == "all")
         self._warm: frozenset[str] = frozenset()
         self._last: StepPlan | None = None
         self._begun = False
@@ -74,7 +82,7 @@ class AdaptivePlanner:
         self._pace: deque[float] = deque(maxlen=PACES_KEPT)
 
     def plan(self, request: StepRequest) -> StepPlan:
-        check(request, self.generate)
+        check(request)
         self._last = self._plan(request)
         self._prewarmed = frozenset(self._last.prewarm_s) | self._warm
         self._warm = self._last.keep | frozenset(self._last.prewarm_next_s)
@@ -117,7 +125,7 @@ class AdaptivePlanner:
             return replace(plan, overlap=self.policy.fuse != "no")
         costs = self._costs(request)
         n = request.samples_per_prompt
-        limits = costs.limits[self.generate]
+        limits = costs.limits[GENERATE]
         prompt_tokens = np.array([len(p.tokens) for p in request.prompts], dtype=np.float64)
         prefixes = Prefixes([p.tokens for p in request.prompts])
         replicas = self._most(limits)
@@ -162,7 +170,7 @@ class AdaptivePlanner:
         return self._to_plan(request, predicted, point, chosen, curve, costs)
 
     def _tail(self, states: Sequence[ShardState], costs: Costs) -> Tail:
-        limits, wide = costs.limits[self.generate], costs.wide if self.policy.wide else None
+        limits, wide = costs.limits[GENERATE], costs.wide if self.policy.wide else None
         return Tail(states, costs.generate, max_batch=limits.max_batch, kv_tokens=limits.kv_tokens, wide=wide)
 
     def _paces(self) -> Sequence[float]:
@@ -186,7 +194,7 @@ class AdaptivePlanner:
         curve = sweep(filler, replicas)
         tokens = float((filler.load.prompt_tokens + filler.load.head_tokens + filler.load.mean).sum())
         count, tokens = filler.count, tokens * filler.load.samples_per_prompt
-        gpus, price, limits = costs.limits[self.generate].gpus, costs.price, costs.limits
+        gpus, price, limits = costs.limits[GENERATE].gpus, costs.price, costs.limits
         beside = sum(price[f] * (c.work_s(count, tokens) + costs.start_s[f]) for f, c in costs.followers.items())
         whole_s = {f: c.ranked_s(count, tokens, limits[f].max_replicas) for f, c in costs.trainers.items()}
         beside += sum(price[f] * limits[f].max_replicas * (s + costs.start_s[f]) for f, s in whole_s.items())
@@ -195,7 +203,7 @@ class AdaptivePlanner:
         own_s = max((costs.trainers[f].own_s(limits[f].max_replicas) for f in fed if f in costs.trainers), default=0.0)
         follow_gpu_s = sum(limits[f].gpus * c.work_s(count, tokens) for f, c in costs.followers.items())
         fed_gpu_s = sum(limits[f].gpus * limits[f].max_replicas * s for f, s in whole_s.items() if f in fed)
-        start_s = 0.0 if self.generate in costs.warm else costs.start_s[self.generate]
+        start_s = 0.0 if GENERATE in costs.warm else costs.start_s[GENERATE]
         found: list[Candidate] = []
         for size, runs in curve.items():
             paid_s, span_s, late_s = sum(run.work_s for run in runs) + size * start_s, makespan_s(runs), 0.0
@@ -205,7 +213,7 @@ class AdaptivePlanner:
                 )  # the first groups take a while to be whole
                 late_s = max(0.0, follow_gpu_s + fed_gpu_s - free_gpu_s) / self.pool_gpus
             point = CurvePoint(
-                size, start_s + span_s + max(last_s, own_s) + late_s, price[self.generate] * paid_s + beside,
+                size, start_s + span_s + max(last_s, own_s) + late_s, price[GENERATE] * paid_s + beside,
                 gpus * paid_s,
             )  # fmt: skip
             found.append((shards_of(filler.load, runs), point))
@@ -259,7 +267,7 @@ class AdaptivePlanner:
         curve: Sequence[CurvePoint], costs: Costs,
     ) -> StepPlan:  # fmt: skip
         replicas = {
-            name: len(chosen.shards) if name == self.generate
+            name: len(chosen.shards) if name == GENERATE
             else chosen.followers[name] if name in chosen.followers
             else chosen.trainers[name].replicas if name in chosen.trainers
             else chosen.tail.migrate_to * (chosen.tail.function == name) if name == TAIL
@@ -276,13 +284,13 @@ class AdaptivePlanner:
             prewarm = {
                 stage.function: prewarm_at_s(stage.start_s, self.learned.starts_s(stage.function))
                 for stage in chosen.stages
-                if stage.function in chosen.prewarm and stage.function not in {self.generate, *groups}
+                if stage.function in chosen.prewarm and stage.function not in {GENERATE, *groups}
             }
             if chosen.tail.function == TAIL:
                 prewarm[TAIL] = chosen.open_s
-            if self.generate in chosen.prewarm:
+            if GENERATE in chosen.prewarm:
                 end_s = last_s + self._least_after_s(chosen, costs)
-                ahead = {self.generate: prewarm_at_s(end_s, self.learned.starts_s(self.generate))}
+                ahead = {GENERATE: prewarm_at_s(end_s, self.learned.starts_s(GENERATE))}
         return StepPlan(
             replicas=replicas,
             shards=chosen.shards,
@@ -322,14 +330,14 @@ class AdaptivePlanner:
 
     def _chunk(self, chosen: Outline) -> int:
         """As few samples at a time as leave a replica 95 % of its time for generation."""
-        generation_s = next(s.stop_s - s.start_s for s in chosen.stages if s.function == self.generate)
+        generation_s = next(s.stop_s - s.start_s for s in chosen.stages if s.function == GENERATE)
         longest = max(len(shard) for shard in chosen.shards)
         return max(1, min(longest, math.ceil(longest * HAND_OVER_S / (0.05 * max(generation_s, 1e-9)))))
 
     def _costs(self, request: StepRequest) -> Costs:
         generate = self.learned.generate
         assert generate is not None, "the caller has looked"
-        work = {name: self.learned.work(name) for name in request.functions if name != self.generate}
+        work = {name: self.learned.work(name) for name in request.functions if name != GENERATE}
         known = {name: cost for name, cost in work.items() if cost is not None}
         priced = any(limits.usd_per_hour > 0 for limits in request.functions.values())
         return Costs(
@@ -348,7 +356,6 @@ class AdaptivePlanner:
             limits=request.functions,
             between_s=self.learned.between_s,
             warm=self._warm,
-            name=self.generate,
             tail=self.learned.tail,
             pool_gpus=self.pool_gpus,
         )

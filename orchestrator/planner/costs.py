@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.planner.base import TAIL, FunctionLimits
+from orchestrator.planner.base import GENERATE, TAIL, FunctionLimits
 from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.planner.tail import Wide
 
@@ -24,7 +24,6 @@ class Costs:
     """Up when the step begins."""
     between_s: float = 0.0
     """Of a step in which no call is open."""
-    name: str = "generate"
     pool_gpus: int | None = None
     """GPUs that all functions share; None: each function has its own."""
     tail: GenerateCost | None = None
@@ -35,7 +34,7 @@ class Costs:
         """What a tail may go on with, where anything is known of it."""
         if self.tail is None or TAIL not in self.limits:
             return None
-        own, each, pool = self.limits[TAIL], self.limits[self.name].gpus, self.pool_gpus
+        own, each, pool = self.limits[TAIL], self.limits[GENERATE].gpus, self.pool_gpus
         beside = sum(self.limits[name].gpus for name in self.followers)
         most = own.max_replicas if pool is None else min(own.max_replicas, (pool - beside) // max(1, own.gpus))
         start_s = self.start_s[TAIL]

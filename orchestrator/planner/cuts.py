@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.planner.base import TAIL
+from orchestrator.planner.base import GENERATE, TAIL
 from orchestrator.planner.costs import Costs
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.scaling import Goal
@@ -96,8 +96,8 @@ class Cuts:
         time_s, replica_s, wide_s, begin_s, migrate_to = np.array(
             [(c.time_s, c.replica_s, c.wide_s, c.begin_s, c.migrate_to) for c in choices]
         ).T
-        narrow_s = replica_s + costs.start_s[costs.name] * shards
-        cost, gpu_s = costs.price[costs.name] * narrow_s, limits[costs.name].gpus * narrow_s
+        narrow_s = replica_s + costs.start_s[GENERATE] * shards
+        cost, gpu_s = costs.price[GENERATE] * narrow_s, limits[GENERATE].gpus * narrow_s
         wide_gpus = np.zeros(len(choices))
         if TAIL in limits:
             cost, gpu_s = cost + costs.price[TAIL] * wide_s, gpu_s + limits[TAIL].gpus * wide_s
@@ -111,7 +111,7 @@ class Cuts:
         pool = self.costs.pool_gpus
         if pool is None or self.policy.colocated or not self.fed:
             return np.zeros(len(time_s))
-        narrow = shards * self.costs.limits[self.costs.name].gpus
+        narrow = shards * self.costs.limits[GENERATE].gpus
         beside = np.ceil(self.follow_gpu_s / np.maximum(time_s, 1e-9))
         found = time_s + (self.fed_gpu_s + 2 * self.fed_own_gpu_s) / pool + self.fed_start_s
         after = (pool - wide_gpus, np.where(wide_gpus > 0, begin_s, time_s))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.planner.base import TAIL, Stage
+from orchestrator.planner.base import GENERATE, TAIL, Stage
 from orchestrator.planner.costs import Costs
 from orchestrator.planner.cuts import Cuts, Dealt
 from orchestrator.planner.fusion import Follower, Parts, Stream, micro_batches, replica_counts
@@ -136,7 +136,7 @@ class Outliner:
         self.ahead, self.paces = policy.prewarm and hurry, paces
         self.fed = fed if policy.feed and hurry else frozenset[str]()
         self.cuts = Cuts(costs, policy, goal, self.samples, self.tokens, self.fed)
-        self.delay_s = 0.0 if costs.name in costs.warm else costs.start_s[costs.name]
+        self.delay_s = 0.0 if GENERATE in costs.warm else costs.start_s[GENERATE]
         self._gpus = {name: limits.gpus for name, limits in costs.limits.items()}
         self._rank_gpus = max((costs.limits[name].gpus for name in costs.trainers), default=0)
 
@@ -187,8 +187,8 @@ class Outliner:
 
     def _whole(self, steps: _Steps, sizes: Numbers, beam: int) -> _Whole:
         costs, policy, gpus = self.costs, self.policy, self._gpus
-        generate_gpus = steps.shards * gpus[costs.name]
-        room = Room.after(None if policy.colocated else costs.pool_gpus, gpus[costs.name], steps.gone_s)
+        generate_gpus = steps.shards * gpus[GENERATE]
+        room = Room.after(None if policy.colocated else costs.pool_gpus, gpus[GENERATE], steps.gone_s)
         if steps.wide_gone_s.shape[1]:
             room.promise(gpus[TAIL], steps.wide_gone_s, steps.open_s)
         parts = Parts.of(steps.finish_s, self.tokens[steps.numbers], sizes)
@@ -198,7 +198,7 @@ class Outliner:
             after -= gpus[name]
             followers[name] = self._beside(name, parts, steps.finish_s[:, -1], room, after)
             room.take(followers[name].replicas * gpus[name], followers[name].end_s)
-        paid = {costs.name: steps.generate_s + costs.start_s[costs.name] * steps.shards}
+        paid = {GENERATE: steps.generate_s + costs.start_s[GENERATE] * steps.shards}
         if steps.wide_gone_s.shape[1]:
             paid[TAIL] = steps.wide_s
         paid |= {name: f.replica_s for name, f in followers.items()}
@@ -207,20 +207,20 @@ class Outliner:
         spent = self._sum(costs.price, paid)
         trainers = self._trainers(batch, ready_s, room, generate_gpus, spent, beam)
         paid |= {name: t.replica_s for name, t in trainers.items()}
-        replicas = {costs.name: steps.shards} | {name: f.replicas for name, f in followers.items()}
+        replicas = {GENERATE: steps.shards} | {name: f.replicas for name, f in followers.items()}
         replicas |= {name: t.counts for name, t in trainers.items()}
         ends = [f.end_s for f in followers.values()] + [t.end_s for t in trainers.values()]
         time_s = np.max([steps.finish_s[:, -1], *ends], axis=0) + costs.between_s
         kept = self._keep(replicas, paid, time_s)
         prewarm = self._prewarm(trainers, followers, generate_gpus, kept)
-        there = kept[costs.name] | prewarm[costs.name]
+        there = kept[GENERATE] | prewarm[GENERATE]
         for name, held in kept.items():
             paid[name] = np.where(held, replicas[name] * time_s, paid[name])
         cost, gpu_s = self._sum(costs.price, paid), self._sum(gpus, paid)
         if policy.colocated and costs.pool_gpus is not None:
             gpu_s = costs.pool_gpus * time_s
             cost = gpu_s * max(costs.price[n] / limit.gpus for n, limit in costs.limits.items() if limit.gpus)
-        steady_s = time_s - self.delay_s + np.where(there, 0.0, costs.start_s[costs.name])
+        steady_s = time_s - self.delay_s + np.where(there, 0.0, costs.start_s[GENERATE])
         return _Whole(steps, sizes, followers, trainers, batch, kept, prewarm, time_s, steady_s, cost, gpu_s)
 
     def _sum(self, price: Mapping[str, float], seconds: Mapping[str, Array]) -> Array:
@@ -299,7 +299,7 @@ class Outliner:
         self, name: str, placed: Mapping[str, Gangs], gangs: Gangs, generate_gpus: Numbers, end_s: Array, spent: Array
     ) -> tuple[Array, Array]:
         """Time and cost of the step so far. [R, B, N] each"""
-        start_s = self.costs.start_s[self.costs.name]
+        start_s = self.costs.start_s[GENERATE]
         again_s = np.full(gangs.end_s.shape, 0.0 if self.ahead else start_s)
         if self.ahead and self.costs.pool_gpus is not None:  # else it finds room
             last_s = gangs.end_s
@@ -343,9 +343,9 @@ class Outliner:
         for name, t in trainers.items():
             found[name] &= t.open_s < t.call_s
         if costs.pool_gpus is not None and trainers:
-            last_s = np.max([t.end_s for t in trainers.values()], axis=0) - costs.start_s[costs.name]
+            last_s = np.max([t.end_s for t in trainers.values()], axis=0) - costs.start_s[GENERATE]
             there = np.sum([t.counts * (t.end_s > last_s) for t in trainers.values()], axis=0)
-            found[costs.name] &= generate_gpus + self._rank_gpus * there <= costs.pool_gpus
+            found[GENERATE] &= generate_gpus + self._rank_gpus * there <= costs.pool_gpus
         return {name: ahead & ~kept[name] for name, ahead in found.items()}
 
     def _keep(self, replicas: Mapping[str, Numbers], paid_s: Mapping[str, Array], time_s: Array) -> dict[str, Flags]:
@@ -364,7 +364,7 @@ class Outliner:
 
     def _outline(self, shards: Sequence[Sequence[int]], tail: TailChoice, whole: _Whole, row: int) -> Outline:
         trainers = {name: gang.trainer(row, whole.batch) for name, gang in whole.trainers.items()}
-        stages = [Stage(self.costs.name, self.delay_s, float(whole.steps.gone_s[row, -1]))]
+        stages = [Stage(GENERATE, self.delay_s, float(whole.steps.gone_s[row, -1]))]
         if tail.function == TAIL:
             stages.append(Stage(TAIL, tail.begin_s + self.delay_s, max(tail.ends_s) + self.delay_s))
         stages += [Stage(name, float(f.begin_s[row]), float(f.end_s[row])) for name, f in whole.followers.items()]

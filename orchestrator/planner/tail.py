@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.planner.base import TAIL
+from orchestrator.planner.base import GENERATE, TAIL
 from orchestrator.planner.fusion import replica_counts
 from orchestrator.planner.latency import GenerateCost, kv_token_steps
 from orchestrator.planner.rollout import finish_times_s, queued
@@ -95,19 +95,6 @@ class ShardState:
             for k, at in enumerate(firsts.tolist())
         ]
 
-    def left_at(self, time_s: float) -> tuple[Array, Array, npt.NDArray[np.int64]]:
-        """Of the samples unfinished then: tokens held (prompt and response so far), tokens to come, numbers.
-
-        Progress is linear between finishes.
-        """
-        first = int(np.searchsorted(self.finish_s, time_s, side="right"))
-        before_s, steps = self.finish_s[first - 1] if first else self.begin_s, self.steps
-        before = steps[first - 1] if first else 0.0
-        share = (time_s - before_s) / max(self.finish_s[first] - before_s, 1e-12)
-        done = before + max(0.0, share) * (steps[first] - before)
-        made = np.maximum(0.0, done - self.starts[first:])
-        return self.prompt_tokens[first:] + made, self.lengths[first:] - made, self.numbers[first:]
-
 
 @dataclass(frozen=True)
 class Wide:
@@ -136,7 +123,7 @@ class Wide:
 
 @dataclass(frozen=True)
 class _Flat:
-    """The samples of all shards, shard after shard: `ShardState.left_at` of all at once. [S] but for the offsets"""
+    """The samples of all shards, shard after shard. [S] but for the offsets"""
 
     begins: npt.NDArray[np.int64]
     """Of each shard."""
@@ -165,6 +152,10 @@ class _Flat:
         return cls(begins, sizes, prompt_tokens, lengths, finish_s, numbers, starts, steps, before_s, before)
 
     def left_at(self, time_s: float) -> tuple[Array, Array, npt.NDArray[np.int64]]:
+        """Of the samples unfinished then: tokens held (prompt and response so far), tokens to come, numbers.
+
+        Progress is linear between finishes.
+        """
         left = self.finish_s > time_s
         counts = np.add.reduceat(left, self.begins, dtype=np.int64)
         first = (self.begins + self.sizes - counts)[counts > 0]
@@ -182,7 +173,7 @@ class TailChoice:
     migrate_to: int
     time_s: float
     replica_s: float
-    function: str = "generate"
+    function: str = GENERATE
     """That the tail goes on with. Of another than `generate`:"""
     open_s: float = 0.0
     """when its replicas are asked for, in seconds from the first call,"""
@@ -340,10 +331,6 @@ class Tail:
             times, numbers = np.concatenate(moved), np.concatenate(named)
         order = np.argsort(times, kind="stable")
         return times[order], numbers[order]
-
-    def finish_s(self, choice: TailChoice) -> Array:
-        """When each sample is finished under that choice, ascending. [samples]"""
-        return self.finish(choice)[0]
 
 
 def _linear_s(left: Leftover, cost: GenerateCost) -> Array:

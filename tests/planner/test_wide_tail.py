@@ -29,7 +29,7 @@ def test_a_wide_tail_by_hand() -> None:
     one, two = (c for c in end.widened((0.34,)) if c.cut_below == 2)
     assert (one.function, one.migrate_to, one.open_s, one.begin_s, one.time_s) == (TAIL, 1, 6.0, 10.0, 35.5)
     assert (one.replica_s, one.wide_s) == (20.0, 29.5)
-    np.testing.assert_allclose(end.finish_s(one), [10, 10, 10, 10, 30.5, 35.5])
+    np.testing.assert_allclose(end.finish(one)[0], [10, 10, 10, 10, 30.5, 35.5])
     # Of two, the second finds its GPUs when the narrow ones are gone: both are asked for then.
     assert (two.open_s, two.begin_s, two.ends_s) == (10.0, 14.0, (39.5, 34.5))
 
