@@ -133,9 +133,9 @@ class AdaptivePlanner:
         filler = Filler(load, costs.generate, limits.max_batch, limits.kv_tokens)
         candidates: list[Candidate] = []
         if self.policy.shards != "balanced":
-            candidates = self._runs(filler, replicas, costs, request.fed if self.policy.feed else frozenset())
+            candidates = self._runs(filler, replicas, costs, request.fed if self.policy.stream else frozenset())
         if self.policy.shards != "similar":
-            eighths = (8, 4, 3, 2) if self.policy.feed and request.fed else (8,)
+            eighths = (8, 4, 3, 2) if self.policy.stream and request.fed else (8,)
             families = prefixes.families() if self.policy.shards == "chosen" else np.zeros(0, np.int64)
             for count in dict.fromkeys(max(1, replicas * k // 8) for k in eighths):
                 ways = [balance(predicted.mean.tolist(), count)]
@@ -170,7 +170,7 @@ class AdaptivePlanner:
         return self._to_plan(request, predicted, point, chosen, curve, costs)
 
     def _tail(self, states: Sequence[ShardState], costs: Costs) -> Tail:
-        limits, wide = costs.limits[GENERATE], costs.wide if self.policy.wide else None
+        limits, wide = costs.limits[GENERATE], costs.wide if self.policy.tail_function else None
         return Tail(states, costs.generate, max_batch=limits.max_batch, kv_tokens=limits.kv_tokens, wide=wide)
 
     def _paces(self) -> Sequence[float]:

@@ -134,7 +134,7 @@ class Outliner:
         # Starting ahead and feeding buy time with the risk of idle replicas: where time is worth nothing they cost.
         hurry = goal.objective != "cost" or goal.deadline_s is not None
         self.ahead, self.paces = policy.prewarm and hurry, paces
-        self.fed = fed if policy.feed and hurry else frozenset[str]()
+        self.fed = fed if policy.stream and hurry else frozenset[str]()
         self.cuts = Cuts(costs, policy, goal, self.samples, self.tokens, self.fed)
         self.delay_s = 0.0 if GENERATE in costs.warm else costs.start_s[GENERATE]
         self._gpus = {name: limits.gpus for name, limits in costs.limits.items()}
@@ -156,7 +156,7 @@ class Outliner:
         near = value <= rivals * value.min()
         tails = [(way, tail) for way, found in enumerate(cuts) for tail in (found if near[way] else found[:1])]
         steps = self._steps(ways, tails)
-        beam = BEAM if len(self.costs.trainers) > 1 and self.policy.feed else 1
+        beam = BEAM if len(self.costs.trainers) > 1 and self.policy.stream else 1
         whole = self._whole(steps, sizes[best][steps.way], beam)
         outlines = []
         for way, dealt in enumerate(ways):
@@ -318,13 +318,13 @@ class Outliner:
         cost, limits = self.costs.trainers[name], self.costs.limits[name]
         start_s = 0.0 if name in self.costs.warm else self.costs.start_s[name]
         most, price = limits.max_replicas, self.costs.price[name]
-        counts = rank_counts(limits.min_replicas or most, most) if self.policy.feed else [most]
+        counts = rank_counts(limits.min_replicas or most, most) if self.policy.stream else [most]
         rooms_s = room.at_s([count * limits.gpus for count in counts])
         rooms_s = np.broadcast_to(rooms_s.reshape(len(rooms_s), -1, len(counts)), (*end_s.shape, len(counts)))
         begin_s = end_s if self.policy.colocated else np.broadcast_to(ready_s, end_s.shape)
         found = at_once(
             batch, cost, counts, ready_s=begin_s, start_s=start_s, rooms_s=rooms_s, ahead=self.ahead,
-            loads=self.policy.feed,
+            loads=self.policy.stream,
         )  # fmt: skip
         if name in self.fed:
             found = found.beside(fed(batch, cost, counts, start_s=start_s, rooms_s=rooms_s, paces=self.paces))

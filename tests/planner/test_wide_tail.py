@@ -9,7 +9,7 @@ from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import TAIL, FunctionLimits, PastStep, Prompt, StepPlan, StepRequest
 from orchestrator.planner.latency import GenerateCost
 from orchestrator.planner.learned import Priors
-from orchestrator.planner.policies import policy
+from orchestrator.planner.policies import ADAPTIVE
 from orchestrator.planner.scaling import Goal
 from orchestrator.planner.tail import ShardState, Tail, Wide
 
@@ -51,7 +51,7 @@ def planned(wide: GenerateCost, goal: Goal, lengths: list[int], gpus: int = 4) -
     }
     narrow = GenerateCost(0.5, 0.01, 0.1, 0.001, 0.0)
     priors = Priors(narrow, start_s={"generate": 2.0, TAIL: 2.0}, tail=wide)
-    planner = AdaptivePlanner(policy("ours"), goal=goal, priors=priors, pool_gpus=8)
+    planner = AdaptivePlanner(ADAPTIVE, goal=goal, priors=priors, pool_gpus=8)
     planner.recall(PastStep(0, prompts, [[n] for n in lengths], [], frozenset(), 1.0), 400)
     return planner.plan(StepRequest(1, prompts, 1, 400, functions))
 
@@ -107,9 +107,7 @@ def test_for_cost_four_gpus_have_to_be_four_times_as_fast(step_s: float, pays: b
         assert plan.predicted_cost_usd * 3600 == pytest.approx(2.5 + 0.24 + 36.0 + 0.001 * sum(LENGTHS), rel=0.01)
 
 
-def test_without_the_function_or_the_right_to_it_the_tail_stays() -> None:
+def test_where_the_pool_has_no_room_for_it_the_tail_stays() -> None:
     lengths, wide = LENGTHS, GenerateCost(0.1, 0.0, 0.001, 0.0, 0.0)
     plan = planned(wide, Goal("speed"), lengths, gpus=16)  # does not fit the pool
     assert (plan.tail, plan.replicas[TAIL]) == ("generate", 0)
-    assert policy("ours").wide
-    assert not any(policy(name).wide for name in ("serverful", "rlhfuse", "rlhfless"))
