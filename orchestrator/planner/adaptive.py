@@ -30,13 +30,14 @@ from orchestrator.planner.base import (
     StepPlan,
     StepRequest,
 )
+from orchestrator.planner.case import Case, Load
 from orchestrator.planner.costs import Costs
 from orchestrator.planner.cuts import Dealt
 from orchestrator.planner.keepalive import prewarm_at_s
 from orchestrator.planner.latency import GenerateCost
 from orchestrator.planner.learned import LearnedCosts, Priors
 from orchestrator.planner.lengths import LengthModel, Prediction
-from orchestrator.planner.outline import RIVALS, Load, Outline, Outliner
+from orchestrator.planner.outline import RIVALS, Outline, Outliner
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.prefixes import Prefixes
 from orchestrator.planner.scaling import Goal, Unmet, choose
@@ -131,9 +132,12 @@ class AdaptivePlanner:
         replicas = self._most(limits)
         load = self._workload(prompt_tokens, predicted, n, prefixes.head, replicas)
         filler = Filler(load, costs.generate, limits.max_batch, limits.kv_tokens)
+        drawn = predicted.samples(n, request.step)
+        whole = Load(np.repeat(prompt_tokens, n), drawn, n)
+        case = Case(costs, self.policy, self.goal, whole, request.fed, self._paces())
         candidates: list[Candidate] = []
         if self.policy.shards != "balanced":
-            candidates = self._runs(filler, replicas, costs, request.fed if self.policy.stream else frozenset())
+            candidates = self._runs(filler, replicas, case)
         if self.policy.shards != "similar":
             eighths = (8, 4, 3, 2) if self.policy.stream and request.fed else (8,)
             families = prefixes.families() if self.policy.shards == "chosen" else np.zeros(0, np.int64)
@@ -143,10 +147,7 @@ class AdaptivePlanner:
                     ways.append(together(predicted.mean, families, count))
                 for way in ways:
                     candidates.append(([[row * n + i for row in shard for i in range(n)] for shard in way], None))
-        drawn = predicted.samples(n, request.step)
         usd = 1.0 if any(f.usd_per_hour > 0 for f in request.functions.values()) else 0.0
-        whole = Load(np.repeat(prompt_tokens, n), drawn, n)
-        paces = self._paces()
         dealt = [
             Dealt(
                 shards,
@@ -158,7 +159,7 @@ class AdaptivePlanner:
         points = [
             (CurvePoint(len(found.shards), found.steady_s, usd * found.cost, found.gpu_s), found)
             for goal in self._goal().ways()
-            for found in Outliner(costs, self.policy, goal, whole, request.fed, paces).outlines(dealt, rivals=rivals)
+            for found in Outliner(replace(case, goal=goal)).outlines(dealt, rivals=rivals)
         ]
         point, chosen = self._choose(points)
         worked = {
@@ -170,8 +171,8 @@ class AdaptivePlanner:
         return self._to_plan(request, predicted, point, chosen, curve, costs)
 
     def _tail(self, states: Sequence[ShardState], costs: Costs) -> Tail:
-        limits, wide = costs.limits[GENERATE], costs.wide if self.policy.tail_function else None
-        return Tail(states, costs.generate, max_batch=limits.max_batch, kv_tokens=limits.kv_tokens, wide=wide)
+        limits, function = costs.limits[GENERATE], costs.tail_function if self.policy.tail_function else None
+        return Tail(states, costs.generate, max_batch=limits.max_batch, kv_tokens=limits.kv_tokens, function=function)
 
     def _paces(self) -> Sequence[float]:
         """How steps went against their predictions: a low, a middle and a high one."""
@@ -185,38 +186,24 @@ class AdaptivePlanner:
         longest = predicted.at_quantile(1.0 - 1.0 / (together + 1.0))
         return Workload.of(prompt_tokens, predicted.mean, longest, n, head)
 
-    def _runs(self, filler: Filler, replicas: int, costs: Costs, fed: frozenset[str]) -> list[Candidate]:
+    def _runs(self, filler: Filler, replicas: int, case: Case) -> list[Candidate]:
         """Runs of similar length for each N, and a first estimate of the step's time and cost with them.
 
-        What follows generation: the train functions that are not fed, and of all other work what the GPUs that generate
-        leaves free do not get done beside it.
+        What follows generation: the train functions that are not streamed, and of all other work what the GPUs that
+        generation leaves free do not get done beside it.
         """
-        curve = sweep(filler, replicas)
-        tokens = float((filler.load.prompt_tokens + filler.load.head_tokens + filler.load.mean).sum())
-        count, tokens = filler.count, tokens * filler.load.samples_per_prompt
-        gpus, price, limits = costs.limits[GENERATE].gpus, costs.price, costs.limits
-        beside = sum(price[f] * (c.work_s(count, tokens) + costs.start_s[f]) for f, c in costs.followers.items())
-        whole_s = {f: c.ranked_s(count, tokens, limits[f].max_replicas) for f, c in costs.trainers.items()}
-        beside += sum(price[f] * limits[f].max_replicas * (s + costs.start_s[f]) for f, s in whole_s.items())
-        after = [seconds for f, seconds in whole_s.items() if f not in fed]
-        last_s = sum(after) if self.policy.colocated else max(after, default=0.0)
-        own_s = max((costs.trainers[f].own_s(limits[f].max_replicas) for f in fed if f in costs.trainers), default=0.0)
-        follow_gpu_s = sum(limits[f].gpus * c.work_s(count, tokens) for f, c in costs.followers.items())
-        fed_gpu_s = sum(limits[f].gpus * limits[f].max_replicas * s for f, s in whole_s.items() if f in fed)
-        start_s = 0.0 if GENERATE in costs.warm else costs.start_s[GENERATE]
+        costs, after = case.costs, case.after
+        gpus, price = costs.limits[GENERATE].gpus, costs.price[GENERATE]
+        stream_gpu_s = after.stream_gpu_s + after.stream_shared_gpu_s + after.stream_call_gpu_s
         found: list[Candidate] = []
-        for size, runs in curve.items():
-            paid_s, span_s, late_s = sum(run.work_s for run in runs) + size * start_s, makespan_s(runs), 0.0
-            if fed and self.pool_gpus is not None:
-                free_gpu_s = 0.8 * (
-                    self.pool_gpus * span_s - gpus * paid_s
-                )  # the first groups take a while to be whole
-                late_s = max(0.0, follow_gpu_s + fed_gpu_s - free_gpu_s) / self.pool_gpus
-            point = CurvePoint(
-                size, start_s + span_s + max(last_s, own_s) + late_s, price[GENERATE] * paid_s + beside,
-                gpus * paid_s,
-            )  # fmt: skip
-            found.append((shards_of(filler.load, runs), point))
+        for size, runs in sweep(filler, replicas).items():
+            paid_s, span_s, late_s = sum(run.work_s for run in runs) + size * case.delay_s, makespan_s(runs), 0.0
+            if case.streamed and self.pool_gpus is not None:
+                free_gpu_s = 0.8 * (self.pool_gpus * span_s - gpus * paid_s)  # the first groups take a while
+                late_s = max(0.0, after.follow_gpu_s + stream_gpu_s - free_gpu_s) / self.pool_gpus
+            time_s = case.delay_s + span_s + max(after.last_s, after.stream_own_s) + late_s
+            cost = price * paid_s + after.follow_cost + after.train_cost
+            found.append((shards_of(filler.load, runs), CurvePoint(size, time_s, cost, gpus * paid_s)))
         return found
 
     def _promising(self, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -275,7 +262,8 @@ class AdaptivePlanner:
             for name, limits in request.functions.items()
         }  # fmt: skip
         last_s = chosen.generated_s  # what starts after it is tied to the last sample (orchestrator/step/plan_clock.py)
-        groups = {name: t.groups for name, t in chosen.trainers.items() if t.fed and t.groups and t.open_s < last_s}
+        streams = {name: t for name, t in chosen.trainers.items() if t.streamed}
+        groups = {name: t.groups for name, t in streams.items() if t.groups and t.open_s < last_s}
         if self.goal.objective != "speed" and self.lengths.ewma and chosen.tail.function != TAIL:
             groups = {}  # whole groups that come early are no sign that the last will: ranks would be paid for waiting
         prewarm: dict[str, float] = {}
@@ -296,7 +284,7 @@ class AdaptivePlanner:
             shards=chosen.shards,
             micro_batch=chosen.micro_batch,
             overlap=self.policy.fuse != "no",
-            feed_s={name: t.call_s for name, t in chosen.trainers.items() if t.fed},
+            feed_s={name: t.call_s for name, t in streams.items()},
             feed_groups=groups,
             chunk=16 if self.policy.fuse == "no" else self._chunk(chosen),
             feed_part=max(request.samples_per_prompt, -(-len(request.prompts) * request.samples_per_prompt // 128)),
@@ -316,8 +304,8 @@ class AdaptivePlanner:
         )
 
     def _least_after_s(self, chosen: Outline, costs: Costs) -> float:
-        """From the last sample to the step's end when generation takes longer than planned: what is fed catches up, but
-        for publishing and the last sample's own work.
+        """From the last sample to the step's end when generation takes longer than planned: streamed training
+        catches up, but for publishing and the last sample's own work.
         """
         planned_s, slow_s = chosen.time_s - chosen.generated_s, (PACES[-1] - 1.0) * chosen.generated_s
         found = [0.0]
