@@ -28,7 +28,7 @@ from orchestrator.planner.base import (
 from orchestrator.planner.devices import device, shape
 from orchestrator.planner.latency import forward_prior, generate_prior, train_prior
 from orchestrator.planner.learned import Priors
-from orchestrator.planner.policies import policy
+from orchestrator.planner.policies import ADAPTIVE
 
 FUNCTIONS = ("generate", "reward", "reference", "critic", "cost-critic", "train", "train-critic", "train-cost-critic")
 
@@ -91,7 +91,7 @@ def measure(samples: int, n: int, replicas: int, mode: str, steps: int) -> tuple
     starts = dict.fromkeys((*FUNCTIONS, TAIL), 20.0)
     tail = generate_prior(gpu, model, 4, call_s=0.1) if mode != "plain" else None
     priors = Priors(generate_prior(gpu, model, call_s=0.1), work, starts, tail=tail)
-    planner = AdaptivePlanner(policy("ours"), priors=priors, pool_gpus=replicas if mode == "pool" else None)
+    planner = AdaptivePlanner(ADAPTIVE, priors=priors, pool_gpus=replicas if mode == "pool" else None)
     plan_ms, observe_ms = [], []
     for step in range(steps):
         asked = request(step, samples, n, replicas, mode, rng)

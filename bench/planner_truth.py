@@ -1,9 +1,10 @@
-"""Is what the planner says true? The real arithmetic job on the local platform, under `serverful` and under `ours`.
+"""Is what the planner says true? The real arithmetic job on the local platform, with replicas held for the whole job
+(`held`: policy static, keep_warm) and under `adaptive`.
 
 python bench/planner_truth.py [--repeats 3] [--steps 8] [--job JOB.toml] [key.path=value ...]
 
 The job is the example's, with 128 samples a prompt, so that a step is longer than what a process takes to start (about
-0.1 s), and with a learning rate so small that both policies sample the same tokens to the last step: `ours` adds up its
+0.1 s), and with a learning rate so small that both sample the same tokens to the last step: `adaptive` adds up its
 gradients in another order. `rollout.n=8 train.lr=5e-4` is the example as it stands.
 
 The two policies take turns within one run, in an order that alternates, so that a machine busy with other things is so
@@ -34,10 +35,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.jobs import ENV, ROOT
 
-POLICIES = ("serverful", "ours")
+POLICIES = {"held": ["planner.policy=static", "planner.keep_warm=true"], "adaptive": ["planner.policy=adaptive"]}
 SETTINGS = ("rollout.n=128", "train.lr=1e-8", "validation.every=0", "telemetry.samples=100000")
 OBJECTIVE = "speed"
-"""Of `ours`: hardly any time may be given for replica-seconds here; its own default, the knee, would give some."""
+"""Of `adaptive`: hardly any time may be given for replica-seconds here; its own default, the knee, would give some."""
 WARM_UP = 5
 """Steps that the planner may learn from before it is judged."""
 
@@ -63,8 +64,8 @@ def cpu_s() -> float:
 def measure(job: Path, run: Path, policy: str, overrides: Sequence[str]) -> Measured:
     before_s = cpu_s()
     command = [sys.executable, "-m", "orchestrator.commands", "run", str(job), "--run-dir", str(run)]
-    command += [f"planner.policy={policy}", "telemetry.tensorboard=false", *SETTINGS, *overrides]
-    command += [f"planner.objective={OBJECTIVE}"] if policy == "ours" else []
+    command += [*POLICIES[policy], "telemetry.tensorboard=false", *SETTINGS, *overrides]
+    command += [f"planner.objective={OBJECTIVE}"] if policy == "adaptive" else []
     done = subprocess.run(command, cwd=ROOT, env=os.environ | ENV, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr[-2000:] or done.stdout[-2000:]}")
@@ -88,8 +89,8 @@ def measure(job: Path, run: Path, policy: str, overrides: Sequence[str]) -> Meas
 
 
 def ratio(pairs: Sequence[tuple[Measured, Measured]], name: str) -> float:
-    """Median over the repeats of ours to serverful."""
-    ratios: list[float] = [getattr(ours, name) / getattr(held, name) for held, ours in pairs]
+    """Median over the repeats of adaptive to held."""
+    ratios: list[float] = [getattr(adaptive, name) / getattr(held, name) for held, adaptive in pairs]
     return statistics.median(ratios)
 
 
@@ -106,7 +107,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for repeat in range(given.repeats):
             found: dict[str, Measured] = {}
-            for policy in POLICIES if repeat % 2 == 0 else POLICIES[::-1]:
+            for policy in [*POLICIES] if repeat % 2 == 0 else [*POLICIES][::-1]:
                 run = Path(directory) / f"{policy}-{repeat}"
                 m = found[policy] = measure(given.job, run, policy, [f"steps={given.steps}", *given.overrides])
                 first = first or m.samples
@@ -115,7 +116,7 @@ def main() -> None:
                     f"{100 * statistics.median(m.errors):>6.1f}%  {'yes' if m.samples == first else 'NO'}",
                     flush=True,
                 )
-            pairs.append((found["serverful"], found["ours"]))
+            pairs.append((found["held"], found["adaptive"]))
     runs = [m for pair in pairs for m in pair]
     result = {
         "repeats": given.repeats,
@@ -131,7 +132,7 @@ def main() -> None:
         },
     }
     print(
-        f"\nours / serverful, median of {given.repeats}: replica seconds {result['replica_s_ratio']} (wants <= 0.70), "
+        f"\nadaptive / held, median of {given.repeats}: replica seconds {result['replica_s_ratio']} (wants <= 0.70), "
     )
     print(
         f"    job {result['job_s_ratio']} and step {result['step_s_ratio']} (want <= 1.05), CPU {result['cpu_s_ratio']}"

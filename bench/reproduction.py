@@ -18,25 +18,29 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from bench.papers.fused_rollout import System, best_tensor, fused, in_turn
+from bench.papers.fused_training import Trained, train
+from bench.papers.mapping import fixed_mapping, map_models
+from bench.papers.mapping_costs import HYBRIDFLOW, RLHFUSE, Batch, Role
+from bench.papers.schedule_search import search
+from bench.papers.schedules import Pipelines, greedy
 from orchestrator.planner.devices import device, shape
-from orchestrator.planner.mapping import fixed_mapping, map_models
-from orchestrator.planner.mapping_costs import HYBRIDFLOW, RLHFUSE, Batch, Role
-from orchestrator.planner.policies import Policy, policy
+from orchestrator.planner.policies import ADAPTIVE, Policy
 from orchestrator.planner.scaling import Goal
-from orchestrator.planner.schedule_search import search
-from orchestrator.planner.schedules import Pipelines, greedy
 from orchestrator.simulation import scenarios
+from orchestrator.simulation.baselines import POLICIES, SERVERFUL
 from orchestrator.simulation.functions import Work
-from orchestrator.simulation.fused_rollout import System, best_tensor, fused, in_turn
-from orchestrator.simulation.fused_training import Trained, train
 from orchestrator.simulation.job import Outcome, simulate
 from orchestrator.simulation.lengths import Lognormal
 from orchestrator.simulation.scenario import Scenario
@@ -51,11 +55,11 @@ RUNS: Sequence[Run] = (
     ("serverful", "serverful", Goal()),
     ("rlhfuse", "rlhfuse", Goal()),
     ("rlhfless", "rlhfless", Goal()),
-    ("ours, knee", "ours", Goal("knee")),
-    ("ours, speed", "ours", Goal("speed")),
-    ("ours, cost", "ours", "rlhfless"),
+    ("adaptive, knee", "adaptive", Goal("knee")),
+    ("adaptive, speed", "adaptive", Goal("speed")),
+    ("adaptive, cost", "adaptive", "rlhfless"),
 )
-LEVEL: Run = ("ours, level", "ours", "serverful")
+LEVEL: Run = ("adaptive, level", "adaptive", "serverful")
 
 
 def compare(scenario: Scenario, runs: Sequence[Run] = RUNS) -> list[dict[str, Any]]:
@@ -65,7 +69,7 @@ def compare(scenario: Scenario, runs: Sequence[Run] = RUNS) -> list[dict[str, An
         goal = wanted
         if isinstance(goal, str):
             goal = Goal("cost", deadline_s=next(r["step_s"] for r in rows if r["policy"] == goal))
-        outcome = simulate(scenario, policy(name), goal=goal)
+        outcome = simulate(scenario, POLICIES[name], goal=goal)
         rows.append(row(scenario, label, outcome, rows) | {"cpu_s": round(time.process_time() - begin, 1)})
         print(
             f"{scenario.name:24} {label:12} {rows[-1]['step_s']:8.1f} {rows[-1]['speed']:6.2f} "
@@ -149,8 +153,8 @@ def bounds() -> list[dict[str, Any]]:
 
 
 def bound(scenario: Scenario) -> dict[str, Any]:
-    outcome = simulate(scenario, policy("serverful"))
-    models, tokens, samples = scenario.models(policy("ours")), [], 0
+    outcome = simulate(scenario, SERVERFUL)
+    models, tokens, samples = scenario.models(ADAPTIVE), [], 0
     generate_s = []
     for step in outcome.plans:
         ends = [s.stop_s for s in outcome.spans if s.function == "generate" and step.start_s <= s.start_s < step.stop_s]
@@ -159,7 +163,7 @@ def bound(scenario: Scenario) -> dict[str, Any]:
         samples = len(lengths)
         tokens.append(sum(lengths) + samples * (scenario.prompt_tokens + scenario.head_tokens))
     passes = {"reference": 2 if scenario.critics else 1, "critic": 1, "train": 1, "train-critic": 1}
-    gpus = {spec.name: spec.gpus for spec in scenario.specs(policy("ours"))}
+    gpus = {spec.name: spec.gpus for spec in scenario.specs(ADAPTIVE)}
     other = sum(
         passes[name] * gpus[name] * work.cost.token_s * float(np.mean(tokens))
         for name, work in models.items()
@@ -301,8 +305,8 @@ def loop_fusion() -> list[dict[str, Any]]:
     )  # fmt: skip
     head()
     rows: list[dict[str, Any]] = []
-    base = policy("rlhfuse")
-    settings: list[tuple[str, Policy]] = [("off", policy("serverful"))]
+    base = POLICIES["rlhfuse"]
+    settings: list[tuple[str, Policy]] = [("off", SERVERFUL)]
     settings += [
         (f"R_t {100 * r:.0f} %", replace(base, cut="fixed" if r else "never", cut_fraction=r))
         for r in (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6)

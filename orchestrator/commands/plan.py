@@ -105,7 +105,7 @@ def unit_of(job: JobConfig) -> str:
 
 def _goal(job: JobConfig) -> str:
     planner = job.planner
-    goal: list[str] = [] if planner.policy != "ours" else [planner.objective or "knee"]
+    goal: list[str] = [] if planner.policy == "static" else [planner.objective or "knee"]
     goal += [] if planner.deadline_s is None else [f"deadline {planner.deadline_s:g} s"]
     goal += [] if planner.budget_usd is None else [f"budget {dollars(planner.budget_usd)}"]
     return f" ({', '.join(goal)})" if goal else ""

@@ -1,7 +1,7 @@
 """`rlhf-orchestrate simulate SCENARIO`: policies side by side, on the real loop in virtual time.
 
 simulate 3b-grpo-gpqa                        the built-in scenarios are listed by `simulate list`
-simulate my.toml --policy ours --steps 30    a scenario of your own (orchestrator/simulation/scenarios.py)
+simulate my.toml --policy adaptive --steps 30 a scenario of your own (orchestrator/simulation/scenarios.py)
 simulate runs/job                            a run that was made, again: its lengths, its functions' measured times
 simulate 3b-grpo-gpqa --picture gantt.svg    replicas' lives over the last two steps of each of the loop's policies
 """
@@ -22,10 +22,11 @@ from orchestrator.base.errors import ConfigError, RunError
 from orchestrator.commands.plan import write_picture
 from orchestrator.commands.svg import Life, figure, gantt
 from orchestrator.commands.tables import number
-from orchestrator.planner.policies import POLICIES, policy
+from orchestrator.planner.policies import ADAPTIVE
 from orchestrator.planner.scaling import OBJECTIVES, Goal, Unmet
 from orchestrator.run.directory import RunDirectory
 from orchestrator.simulation import tail_batching
+from orchestrator.simulation.baselines import POLICIES, SERVERFUL
 from orchestrator.simulation.job import Outcome, simulate
 from orchestrator.simulation.lengths import Lognormal
 from orchestrator.simulation.replay import replay
@@ -33,9 +34,9 @@ from orchestrator.simulation.scenario import Scenario
 from orchestrator.simulation.scenarios import find_scenario, names
 from orchestrator.simulation.tail_batching import Rounds
 
-BASE = "serverful"
+BASE = SERVERFUL.name
 """What the others are compared with."""
-OURS = "ours"
+DECIDES = ADAPTIVE.name
 """The policy that decides by what was asked for."""
 SHOWN_STEPS = 2
 NAMES = (*POLICIES, tail_batching.NAME)
@@ -50,9 +51,9 @@ def simulate_parser(commands: Any) -> None:
         choices=NAMES,
         help="compare only these with serverful (repeatable)",
     )
-    parser.add_argument("--objective", choices=OBJECTIVES, default="knee", help="what `ours` decides for")
-    parser.add_argument("--deadline-s", type=float, help="a step of `ours` may not take longer")
-    parser.add_argument("--budget-usd", type=float, help="a step of `ours` may not cost more")
+    parser.add_argument("--objective", choices=OBJECTIVES, default="knee", help="what `adaptive` decides for")
+    parser.add_argument("--deadline-s", type=float, help="a step of `adaptive` may not take longer")
+    parser.add_argument("--budget-usd", type=float, help="a step of `adaptive` may not cost more")
     parser.add_argument("--steps", type=int, help="instead of the scenario's")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the last two steps of each policy")
     parser.set_defaults(command=_simulate)
@@ -79,11 +80,13 @@ def _simulate(given: argparse.Namespace) -> int:
             f"--policy {tail_batching.NAME}: begins more responses than it keeps, and a trace has no lengths of those "
             "(wants a scenario with lengths.mean and lengths.sigma)"
         )
-    if OURS not in others and goal != Goal():
-        raise ConfigError(f"--objective, --deadline-s and --budget-usd are for {OURS}, which is not among the policies")
+    if DECIDES not in others and goal != Goal():
+        raise ConfigError(
+            f"--objective, --deadline-s and --budget-usd are for {DECIDES}, which is not among the policies"
+        )
     try:
         outcomes = [
-            simulate(scenario, scenario.adapted(policy(name)), goal=goal if name == OURS else None)
+            simulate(scenario, scenario.adapted(POLICIES[name]), goal=goal if name == DECIDES else None)
             for name in (BASE, *others)
         ]
     except Unmet as error:
@@ -123,7 +126,7 @@ def outcome_picture(scenario: Scenario, outcomes: Sequence[Outcome]) -> str:
     for outcome in outcomes:
         begin_s = _begin_s(outcome)
         shown = outcome.plans[-SHOWN_STEPS:]
-        bars = "calls, on GPUs held throughout" if policy(outcome.policy).colocated else "lives of replicas"
+        bars = "calls, on GPUs held throughout" if POLICIES[outcome.policy].colocated else "lives of replicas"
         times = ", ".join(f"{o.stop_s - o.start_s:.3g} s" for o in shown)
         title = f"{scenario.name}, {outcome.policy}: {bars}; steps of {times}"
         marks = [o.stop_s - begin_s for o in shown]
@@ -134,9 +137,9 @@ def outcome_picture(scenario: Scenario, outcomes: Sequence[Outcome]) -> str:
 def shown_lives(scenario: Scenario, outcome: Outcome) -> list[Life]:
     """Lives that reach into the last steps, as far as they do; of GPUs that are held for the whole job, the calls."""
     begin_s, end_s = _begin_s(outcome), outcome.plans[-1].stop_s
-    order = [spec.name for spec in scenario.specs(policy(outcome.policy))]
+    order = [spec.name for spec in scenario.specs(POLICIES[outcome.policy])]
     spans: list[tuple[str, float, float | None]] = [(u.function, u.started_s, u.stopped_s) for u in outcome.usage]
-    if policy(outcome.policy).colocated:
+    if POLICIES[outcome.policy].colocated:
         spans = [(s.function, s.start_s, s.stop_s) for s in outcome.spans]
     return [
         Life(name, max(start_s, begin_s) - begin_s, min(end_s if stop_s is None else stop_s, end_s) - begin_s)

@@ -22,7 +22,6 @@ from orchestrator.base.section import Section
 from orchestrator.job.telemetry import TelemetryConfig
 from orchestrator.planner.base import TAIL
 from orchestrator.planner.devices import device
-from orchestrator.planner.policies import POLICIES
 from orchestrator.platforms.config import PlatformConfig
 
 FUNCTIONS = ("generate", TAIL, "reward", "reference", "critic", "cost-critic", "train", "train-critic",
@@ -146,10 +145,10 @@ class ExchangeConfig(Section):
 class PlannerConfig(Section):
     """Who decides on replicas, shards and what stays warm (docs/planner.md)."""
 
-    policy: Literal["static", "serverful", "rlhfuse", "rlhfless", "ours"] = "static"
-    """static: replicas as configured, nothing learned. The others learn, and decide what planner/policies.py says."""
+    policy: Literal["static", "adaptive"] = "static"
+    """static: replicas as configured, nothing learned. adaptive: learns, and decides by what is asked for below."""
     objective: Literal["cost", "speed", "knee"] | None = None
-    """What "ours" decides for; None: knee."""
+    """What "adaptive" decides for; None: knee."""
     deadline_s: float | None = Field(None, gt=0)
     """A step may not take longer; the job stops with a line that says by how much it would."""
     budget_usd: float | None = Field(None, gt=0)
@@ -162,10 +161,10 @@ class PlannerConfig(Section):
     @model_validator(mode="after")
     def _has_effect(self) -> PlannerConfig:
         if self.keep_warm and self.policy != "static":
-            raise ValueError(f'keep_warm is for policy = "static": what "{self.policy}" keeps is its own to say')
+            raise ValueError('keep_warm is for policy = "static": what "adaptive" keeps is its own to say')
         goal = [name for name in ("objective", "deadline_s", "budget_usd") if getattr(self, name) is not None]
-        if goal and self.policy != "ours":
-            raise ValueError(f'{goal[0]} is for policy = "ours": "{self.policy}" does not decide by it')
+        if goal and self.policy == "static":
+            raise ValueError(f'{goal[0]} is for policy = "adaptive": "static" does not decide by it')
         return self
 
     @field_validator("gpu")
@@ -254,10 +253,8 @@ class JobConfig(Section):
                 raise ValueError(f'functions.{name}.gpus: {got} ("vllm" splits a model)')
         if TAIL not in self.functions:
             return self
-        name = self.planner.policy
-        if name not in POLICIES or not POLICIES[name].wide:
-            wanted = ", ".join(f'"{policy.name}"' for policy in POLICIES.values() if policy.wide)
-            raise ValueError(f'functions.{TAIL}: planner.policy = "{name}" never moves a tail to it (wants {wanted})')
+        if self.planner.policy == "static":
+            raise ValueError(f'functions.{TAIL}: planner.policy = "static" never moves a tail to it (wants "adaptive")')
         if self.planner.gpu is None:
             raise ValueError(f"functions.{TAIL}: wants planner.gpu, by which its speed is known before it was used")
         gpus, fewest = self.function(TAIL).gpus, self.function("generate").gpus

@@ -20,14 +20,24 @@ import numpy.typing as npt
 
 from orchestrator.planner.assignment import Filler, Workload, makespan_s, sweep, together
 from orchestrator.planner.assignment import shards as shards_of
-from orchestrator.planner.base import TAIL, CurvePoint, FunctionLimits, PastStep, StepObservation, StepPlan, StepRequest
+from orchestrator.planner.base import (
+    GENERATE,
+    TAIL,
+    CurvePoint,
+    FunctionLimits,
+    PastStep,
+    StepObservation,
+    StepPlan,
+    StepRequest,
+)
+from orchestrator.planner.case import Case, Load
 from orchestrator.planner.costs import Costs
 from orchestrator.planner.cuts import Dealt
 from orchestrator.planner.keepalive import prewarm_at_s
 from orchestrator.planner.latency import GenerateCost
 from orchestrator.planner.learned import LearnedCosts, Priors
 from orchestrator.planner.lengths import LengthModel, Prediction
-from orchestrator.planner.outline import RIVALS, Load, Outline, Outliner
+from orchestrator.planner.outline import RIVALS, Outline, Outliner
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.prefixes import Prefixes
 from orchestrator.planner.scaling import Goal, Unmet, choose
@@ -56,16 +66,15 @@ class AdaptivePlanner:
 
     def __init__(
         self, policy: Policy, *, goal: Goal | None = None, priors: Priors | None = None,
-        pool_gpus: int | None = None, generate: str = "generate", detailed: int | None = 2,
+        pool_gpus: int | None = None, detailed: int | None = 2,
     ) -> None:  # fmt: skip
         self.policy = policy
         self.goal = goal or Goal()
         self.lengths = LengthModel()
-        self.learned = LearnedCosts(priors, generate=generate, shared=pool_gpus is not None)
+        self.learned = LearnedCosts(priors, shared=pool_gpus is not None)
         self.pool_gpus = pool_gpus
-        self.generate = generate
         self.detailed = detailed
-        self._static = StaticPlanner(keep_warm=policy.keep == "all", generate=generate)
+        self._static = StaticPlanner(keep_warm=policy.keep == "all")
         self._warm: frozenset[str] = frozenset()
         self._last: StepPlan | None = None
         self._begun = False
@@ -74,7 +83,7 @@ class AdaptivePlanner:
         self._pace: deque[float] = deque(maxlen=PACES_KEPT)
 
     def plan(self, request: StepRequest) -> StepPlan:
-        check(request, self.generate)
+        check(request)
         self._last = self._plan(request)
         self._prewarmed = frozenset(self._last.prewarm_s) | self._warm
         self._warm = self._last.keep | frozenset(self._last.prewarm_next_s)
@@ -117,17 +126,20 @@ class AdaptivePlanner:
             return replace(plan, overlap=self.policy.fuse != "no")
         costs = self._costs(request)
         n = request.samples_per_prompt
-        limits = costs.limits[self.generate]
+        limits = costs.limits[GENERATE]
         prompt_tokens = np.array([len(p.tokens) for p in request.prompts], dtype=np.float64)
         prefixes = Prefixes([p.tokens for p in request.prompts])
         replicas = self._most(limits)
         load = self._workload(prompt_tokens, predicted, n, prefixes.head, replicas)
         filler = Filler(load, costs.generate, limits.max_batch, limits.kv_tokens)
+        drawn = predicted.samples(n, request.step)
+        whole = Load(np.repeat(prompt_tokens, n), drawn, n)
+        case = Case(costs, self.policy, self.goal, whole, request.fed, self._paces())
         candidates: list[Candidate] = []
         if self.policy.shards != "balanced":
-            candidates = self._runs(filler, replicas, costs, request.fed if self.policy.feed else frozenset())
+            candidates = self._runs(filler, replicas, case)
         if self.policy.shards != "similar":
-            eighths = (8, 4, 3, 2) if self.policy.feed and request.fed else (8,)
+            eighths = (8, 4, 3, 2) if self.policy.stream and request.fed else (8,)
             families = prefixes.families() if self.policy.shards == "chosen" else np.zeros(0, np.int64)
             for count in dict.fromkeys(max(1, replicas * k // 8) for k in eighths):
                 ways = [balance(predicted.mean.tolist(), count)]
@@ -135,10 +147,7 @@ class AdaptivePlanner:
                     ways.append(together(predicted.mean, families, count))
                 for way in ways:
                     candidates.append(([[row * n + i for row in shard for i in range(n)] for shard in way], None))
-        drawn = predicted.samples(n, request.step)
         usd = 1.0 if any(f.usd_per_hour > 0 for f in request.functions.values()) else 0.0
-        whole = Load(np.repeat(prompt_tokens, n), drawn, n)
-        paces = self._paces()
         dealt = [
             Dealt(
                 shards,
@@ -150,7 +159,7 @@ class AdaptivePlanner:
         points = [
             (CurvePoint(len(found.shards), found.steady_s, usd * found.cost, found.gpu_s), found)
             for goal in self._goal().ways()
-            for found in Outliner(costs, self.policy, goal, whole, request.fed, paces).outlines(dealt, rivals=rivals)
+            for found in Outliner(replace(case, goal=goal)).outlines(dealt, rivals=rivals)
         ]
         point, chosen = self._choose(points)
         worked = {
@@ -162,8 +171,8 @@ class AdaptivePlanner:
         return self._to_plan(request, predicted, point, chosen, curve, costs)
 
     def _tail(self, states: Sequence[ShardState], costs: Costs) -> Tail:
-        limits, wide = costs.limits[self.generate], costs.wide if self.policy.wide else None
-        return Tail(states, costs.generate, max_batch=limits.max_batch, kv_tokens=limits.kv_tokens, wide=wide)
+        limits, function = costs.limits[GENERATE], costs.tail_function if self.policy.tail_function else None
+        return Tail(states, costs.generate, max_batch=limits.max_batch, kv_tokens=limits.kv_tokens, function=function)
 
     def _paces(self) -> Sequence[float]:
         """How steps went against their predictions: a low, a middle and a high one."""
@@ -177,38 +186,24 @@ class AdaptivePlanner:
         longest = predicted.at_quantile(1.0 - 1.0 / (together + 1.0))
         return Workload.of(prompt_tokens, predicted.mean, longest, n, head)
 
-    def _runs(self, filler: Filler, replicas: int, costs: Costs, fed: frozenset[str]) -> list[Candidate]:
+    def _runs(self, filler: Filler, replicas: int, case: Case) -> list[Candidate]:
         """Runs of similar length for each N, and a first estimate of the step's time and cost with them.
 
-        What follows generation: the train functions that are not fed, and of all other work what the GPUs that generate
-        leaves free do not get done beside it.
+        What follows generation: the train functions that are not streamed, and of all other work what the GPUs that
+        generation leaves free do not get done beside it.
         """
-        curve = sweep(filler, replicas)
-        tokens = float((filler.load.prompt_tokens + filler.load.head_tokens + filler.load.mean).sum())
-        count, tokens = filler.count, tokens * filler.load.samples_per_prompt
-        gpus, price, limits = costs.limits[self.generate].gpus, costs.price, costs.limits
-        beside = sum(price[f] * (c.work_s(count, tokens) + costs.start_s[f]) for f, c in costs.followers.items())
-        whole_s = {f: c.ranked_s(count, tokens, limits[f].max_replicas) for f, c in costs.trainers.items()}
-        beside += sum(price[f] * limits[f].max_replicas * (s + costs.start_s[f]) for f, s in whole_s.items())
-        after = [seconds for f, seconds in whole_s.items() if f not in fed]
-        last_s = sum(after) if self.policy.colocated else max(after, default=0.0)
-        own_s = max((costs.trainers[f].own_s(limits[f].max_replicas) for f in fed if f in costs.trainers), default=0.0)
-        follow_gpu_s = sum(limits[f].gpus * c.work_s(count, tokens) for f, c in costs.followers.items())
-        fed_gpu_s = sum(limits[f].gpus * limits[f].max_replicas * s for f, s in whole_s.items() if f in fed)
-        start_s = 0.0 if self.generate in costs.warm else costs.start_s[self.generate]
+        costs, after = case.costs, case.after
+        gpus, price = costs.limits[GENERATE].gpus, costs.price[GENERATE]
+        stream_gpu_s = after.stream_gpu_s + after.stream_shared_gpu_s + after.stream_call_gpu_s
         found: list[Candidate] = []
-        for size, runs in curve.items():
-            paid_s, span_s, late_s = sum(run.work_s for run in runs) + size * start_s, makespan_s(runs), 0.0
-            if fed and self.pool_gpus is not None:
-                free_gpu_s = 0.8 * (
-                    self.pool_gpus * span_s - gpus * paid_s
-                )  # the first groups take a while to be whole
-                late_s = max(0.0, follow_gpu_s + fed_gpu_s - free_gpu_s) / self.pool_gpus
-            point = CurvePoint(
-                size, start_s + span_s + max(last_s, own_s) + late_s, price[self.generate] * paid_s + beside,
-                gpus * paid_s,
-            )  # fmt: skip
-            found.append((shards_of(filler.load, runs), point))
+        for size, runs in sweep(filler, replicas).items():
+            paid_s, span_s, late_s = sum(run.work_s for run in runs) + size * case.delay_s, makespan_s(runs), 0.0
+            if case.streamed and self.pool_gpus is not None:
+                free_gpu_s = 0.8 * (self.pool_gpus * span_s - gpus * paid_s)  # the first groups take a while
+                late_s = max(0.0, after.follow_gpu_s + stream_gpu_s - free_gpu_s) / self.pool_gpus
+            time_s = case.delay_s + span_s + max(after.last_s, after.stream_own_s) + late_s
+            cost = price * paid_s + after.follow_cost + after.train_cost
+            found.append((shards_of(filler.load, runs), CurvePoint(size, time_s, cost, gpus * paid_s)))
         return found
 
     def _promising(self, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -259,7 +254,7 @@ class AdaptivePlanner:
         curve: Sequence[CurvePoint], costs: Costs,
     ) -> StepPlan:  # fmt: skip
         replicas = {
-            name: len(chosen.shards) if name == self.generate
+            name: len(chosen.shards) if name == GENERATE
             else chosen.followers[name] if name in chosen.followers
             else chosen.trainers[name].replicas if name in chosen.trainers
             else chosen.tail.migrate_to * (chosen.tail.function == name) if name == TAIL
@@ -267,7 +262,8 @@ class AdaptivePlanner:
             for name, limits in request.functions.items()
         }  # fmt: skip
         last_s = chosen.generated_s  # what starts after it is tied to the last sample (orchestrator/step/plan_clock.py)
-        groups = {name: t.groups for name, t in chosen.trainers.items() if t.fed and t.groups and t.open_s < last_s}
+        streams = {name: t for name, t in chosen.trainers.items() if t.streamed}
+        groups = {name: t.groups for name, t in streams.items() if t.groups and t.open_s < last_s}
         if self.goal.objective != "speed" and self.lengths.ewma and chosen.tail.function != TAIL:
             groups = {}  # whole groups that come early are no sign that the last will: ranks would be paid for waiting
         prewarm: dict[str, float] = {}
@@ -276,19 +272,19 @@ class AdaptivePlanner:
             prewarm = {
                 stage.function: prewarm_at_s(stage.start_s, self.learned.starts_s(stage.function))
                 for stage in chosen.stages
-                if stage.function in chosen.prewarm and stage.function not in {self.generate, *groups}
+                if stage.function in chosen.prewarm and stage.function not in {GENERATE, *groups}
             }
             if chosen.tail.function == TAIL:
                 prewarm[TAIL] = chosen.open_s
-            if self.generate in chosen.prewarm:
+            if GENERATE in chosen.prewarm:
                 end_s = last_s + self._least_after_s(chosen, costs)
-                ahead = {self.generate: prewarm_at_s(end_s, self.learned.starts_s(self.generate))}
+                ahead = {GENERATE: prewarm_at_s(end_s, self.learned.starts_s(GENERATE))}
         return StepPlan(
             replicas=replicas,
             shards=chosen.shards,
             micro_batch=chosen.micro_batch,
             overlap=self.policy.fuse != "no",
-            feed_s={name: t.call_s for name, t in chosen.trainers.items() if t.fed},
+            feed_s={name: t.call_s for name, t in streams.items()},
             feed_groups=groups,
             chunk=16 if self.policy.fuse == "no" else self._chunk(chosen),
             feed_part=max(request.samples_per_prompt, -(-len(request.prompts) * request.samples_per_prompt // 128)),
@@ -308,8 +304,8 @@ class AdaptivePlanner:
         )
 
     def _least_after_s(self, chosen: Outline, costs: Costs) -> float:
-        """From the last sample to the step's end when generation takes longer than planned: what is fed catches up, but
-        for publishing and the last sample's own work.
+        """From the last sample to the step's end when generation takes longer than planned: streamed training
+        catches up, but for publishing and the last sample's own work.
         """
         planned_s, slow_s = chosen.time_s - chosen.generated_s, (PACES[-1] - 1.0) * chosen.generated_s
         found = [0.0]
@@ -322,14 +318,14 @@ class AdaptivePlanner:
 
     def _chunk(self, chosen: Outline) -> int:
         """As few samples at a time as leave a replica 95 % of its time for generation."""
-        generation_s = next(s.stop_s - s.start_s for s in chosen.stages if s.function == self.generate)
+        generation_s = next(s.stop_s - s.start_s for s in chosen.stages if s.function == GENERATE)
         longest = max(len(shard) for shard in chosen.shards)
         return max(1, min(longest, math.ceil(longest * HAND_OVER_S / (0.05 * max(generation_s, 1e-9)))))
 
     def _costs(self, request: StepRequest) -> Costs:
         generate = self.learned.generate
         assert generate is not None, "the caller has looked"
-        work = {name: self.learned.work(name) for name in request.functions if name != self.generate}
+        work = {name: self.learned.work(name) for name in request.functions if name != GENERATE}
         known = {name: cost for name, cost in work.items() if cost is not None}
         priced = any(limits.usd_per_hour > 0 for limits in request.functions.values())
         return Costs(
@@ -348,7 +344,6 @@ class AdaptivePlanner:
             limits=request.functions,
             between_s=self.learned.between_s,
             warm=self._warm,
-            name=self.generate,
             tail=self.learned.tail,
             pool_gpus=self.pool_gpus,
         )

@@ -23,6 +23,9 @@ from orchestrator.planner.static import balance
 
 Array = npt.NDArray[np.float64]
 
+TARGETS = 24
+"""Times for which runs are filled."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -140,7 +143,7 @@ class Filler:
         return stop if self.prefill_s[row] < inside * self.sample_s[row] else stop - inside
 
 
-def sweep(filler: Filler, max_replicas: int, *, targets: int = 24) -> dict[int, list[Run]]:
+def sweep(filler: Filler, max_replicas: int) -> dict[int, list[Run]]:
     """For each N that can be the fewest replicas for some time: its runs. T(N) is the longest `work_s` in them.
 
     Targets are spaced evenly in N's natural scale: the least possible time for 1, 2, 4, ... `max_replicas` replicas,
@@ -149,7 +152,7 @@ def sweep(filler: Filler, max_replicas: int, *, targets: int = 24) -> dict[int, 
     whole_s = filler.work_s(0, filler.count)
     curve: dict[int, list[Run]] = {1: [Run(0, filler.count, whole_s)]}
     alone_s = max(filler.work_s(0, 1), filler.work_s(filler.count - 1, filler.count))
-    for target_s in np.geomspace(whole_s, alone_s, targets)[1:]:
+    for target_s in np.geomspace(whole_s, alone_s, TARGETS)[1:]:
         runs = filler.fill(float(target_s), max_replicas)
         if runs is None:
             break

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+GENERATE = "generate"
 TAIL = "generate-tail"
 """Where there is one: the function of the kind of `generate`, with more GPUs a replica, that a tail may go on with."""
 
@@ -91,7 +92,7 @@ class StepPlan:
     micro_batch: int
     cut_below: int = 0
     migrate_to: int = 1
-    tail: str = "generate"
+    tail: str = GENERATE
     """`generate`, or the function of its kind on whose larger replicas (more GPUs each) a cut's samples go on."""
     keep: frozenset[str] = frozenset()
     prewarm_s: Mapping[str, float] = field(default_factory=dict)

@@ -8,16 +8,14 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.planner.base import TAIL
-from orchestrator.planner.costs import Costs
-from orchestrator.planner.policies import Policy
-from orchestrator.planner.scaling import Goal
+from orchestrator.planner.base import GENERATE, TAIL
+from orchestrator.planner.case import Case
 from orchestrator.planner.tail import Tail, TailChoice
 
 Array = npt.NDArray[np.float64]
 
 WORKED_OUT = 6
-"""Cuts whose tail goes on with the second function."""
+"""Cuts whose tail goes on with the tail function."""
 
 
 class Dealt:
@@ -32,8 +30,8 @@ class Dealt:
         return self.end.moved()
 
     @cached_property
-    def widened(self) -> list[TailChoice]:
-        return self.end.widened()
+    def to_function(self) -> list[TailChoice]:
+        return self.end.to_function()
 
     def finish(self, tail: TailChoice) -> tuple[Array, npt.NDArray[np.int64]]:
         """When each sample is finished, ascending, and which it is. [S] each"""
@@ -54,78 +52,61 @@ class Dealt:
 
 
 class Cuts:
-    """`samples` of so many `tokens` [S], prompts included; `fed`: train functions that work while samples come."""
-
-    def __init__(
-        self, costs: Costs, policy: Policy, goal: Goal, samples: int, lengths: Array, fed: frozenset[str]
-    ) -> None:
-        self.costs, self.policy, self.goal, self.samples, self.fed = costs, policy, goal, samples, fed
-        tokens, limits = samples * float(lengths.mean()), costs.limits
-        whole_s = {
-            name: cost.ranked_s(samples, tokens, limits[name].max_replicas) for name, cost in costs.trainers.items()
-        }
-        after = [seconds for name, seconds in whole_s.items() if name not in fed]
-        self.last_s = sum(after) if policy.colocated else max(after, default=0.0)
-        """Of training that begins when all samples are there."""
-        self.rest = sum(
-            costs.price[name] * limits[name].max_replicas * (seconds + costs.start_s[name])
-            for name, seconds in whole_s.items()
-        )
-        """What all training costs."""
-        self.follow_gpu_s = sum(limits[f].gpus * c.work_s(samples, tokens) for f, c in costs.followers.items())
-        feeds = [(limits[f].gpus, costs.trainers[f]) for f in fed if f in costs.trainers]
-        self.fed_gpu_s = sum(gpus * (cost.work_s(samples, tokens) - cost.call_s) for gpus, cost in feeds)
-        self.fed_own_gpu_s = sum(gpus * cost.shared_s / 2 for gpus, cost in feeds)
-        starts = [costs.start_s[f] + costs.trainers[f].call_s for f in fed if f in costs.trainers]
-        self.fed_start_s = max(starts, default=0.0)
+    def __init__(self, case: Case) -> None:
+        self.case = case
 
     def of(self, dealt: Dealt) -> list[TailChoice]:
         """What may become of the tail, the most promising first."""
-        if self.policy.cut == "never":
+        policy = self.case.policy
+        if policy.cut == "never":
             return [dealt.end.uncut]
-        if self.policy.cut == "fixed":
-            return [dealt.end.at(round(self.policy.cut_fraction * self.samples), self._saturation(dealt.end))]
-        moved, wide = self._sorted(dealt.moved, dealt), self._sorted(dealt.widened, dealt)
-        return self._sorted([*moved[:1], *wide[:WORKED_OUT]], dealt)
+        if policy.cut == "fixed":
+            left = round(policy.cut_fraction * len(self.case.load.tokens))
+            return [dealt.end.at(left, self._saturation(dealt.end))]
+        moved, faster = self._sorted(dealt.moved, dealt), self._sorted(dealt.to_function, dealt)
+        return self._sorted([*moved[:1], *faster[:WORKED_OUT]], dealt)
 
     def _sorted(self, choices: Sequence[TailChoice], dealt: Dealt) -> list[TailChoice]:
         """By a first estimate of the steps that they lead to."""
         if len(choices) < 2:
             return [*choices]
-        costs, limits, shards = self.costs, self.costs.limits, len(dealt.shards)
-        time_s, replica_s, wide_s, begin_s, migrate_to = np.array(
-            [(c.time_s, c.replica_s, c.wide_s, c.begin_s, c.migrate_to) for c in choices]
+        costs, limits, shards, after = self.case.costs, self.case.costs.limits, len(dealt.shards), self.case.after
+        time_s, replica_s, tail_s, begin_s, migrate_to = np.array(
+            [(c.time_s, c.replica_s, c.tail_s, c.begin_s, c.migrate_to) for c in choices]
         ).T
-        narrow_s = replica_s + costs.start_s[costs.name] * shards
-        cost, gpu_s = costs.price[costs.name] * narrow_s, limits[costs.name].gpus * narrow_s
-        wide_gpus = np.zeros(len(choices))
+        narrow_s = replica_s + costs.start_s[GENERATE] * shards
+        cost, gpu_s = costs.price[GENERATE] * narrow_s, limits[GENERATE].gpus * narrow_s
+        tail_gpus = np.zeros(len(choices))
         if TAIL in limits:
-            cost, gpu_s = cost + costs.price[TAIL] * wide_s, gpu_s + limits[TAIL].gpus * wide_s
-            wide_gpus = limits[TAIL].gpus * migrate_to * np.array([c.function == TAIL for c in choices])
-        fed_s = self._fed_s(time_s, begin_s, wide_gpus, gpu_s, shards)
-        first, second = self.goal.rank(np.maximum(time_s, fed_s) + self.last_s, cost + self.rest)
+            cost, gpu_s = cost + costs.price[TAIL] * tail_s, gpu_s + limits[TAIL].gpus * tail_s
+            tail_gpus = limits[TAIL].gpus * migrate_to * np.array([c.function == TAIL for c in choices])
+        streamed_s = self._streamed_s(time_s, begin_s, tail_gpus, gpu_s, shards)
+        first, second = self.case.goal.rank(np.maximum(time_s, streamed_s) + after.last_s, cost + after.train_cost)
         return [choices[k] for k in np.lexsort((second, first)).tolist()]
 
-    def _fed_s(self, time_s: Array, begin_s: Array, wide_gpus: Array, generate_gpu_s: Array, shards: int) -> Array:
-        """When what is fed is done: on the GPUs that are free from the start, from the cut on, or in the end."""
-        pool = self.costs.pool_gpus
-        if pool is None or self.policy.colocated or not self.fed:
+    def _streamed_s(
+        self, time_s: Array, begin_s: Array, tail_gpus: Array, generate_gpu_s: Array, shards: int
+    ) -> Array:  # fmt: skip
+        """When streamed training is done: on the GPUs that are free from the start, from the cut on, or in the end."""
+        case, after, pool = self.case, self.case.after, self.case.costs.pool_gpus
+        if pool is None or case.policy.colocated or not case.streamed:
             return np.zeros(len(time_s))
-        narrow = shards * self.costs.limits[self.costs.name].gpus
-        beside = np.ceil(self.follow_gpu_s / np.maximum(time_s, 1e-9))
-        found = time_s + (self.fed_gpu_s + 2 * self.fed_own_gpu_s) / pool + self.fed_start_s
-        after = (pool - wide_gpus, np.where(wide_gpus > 0, begin_s, time_s))
-        for free, at_s in ((pool - np.maximum(narrow, wide_gpus), 0.0), after):
+        half_gpu_s = after.stream_shared_gpu_s / 2  # reading; writing is the other half
+        narrow = shards * case.costs.limits[GENERATE].gpus
+        beside = np.ceil(after.follow_gpu_s / np.maximum(time_s, 1e-9))
+        found = time_s + (after.stream_gpu_s + 2 * half_gpu_s) / pool + after.stream_start_s
+        later = (pool - tail_gpus, np.where(tail_gpus > 0, begin_s, time_s))
+        for free, at_s in ((pool - np.maximum(narrow, tail_gpus), 0.0), later):
             ranks = np.maximum(free - beside, 1e-9)
-            own_s = self.fed_own_gpu_s / ranks
-            ends_s = np.maximum(at_s + self.fed_start_s + own_s + self.fed_gpu_s / ranks, time_s) + own_s
+            own_s = half_gpu_s / ranks
+            ends_s = np.maximum(at_s + after.stream_start_s + own_s + after.stream_gpu_s / ranks, time_s) + own_s
             found = np.where(free > beside, np.minimum(found, ends_s), found)
-        least: Array = np.maximum(found, (generate_gpu_s + self.follow_gpu_s + self.fed_gpu_s) / pool)
+        least: Array = np.maximum(found, (generate_gpu_s + after.follow_gpu_s + after.stream_gpu_s) / pool)
         return least
 
     def _saturation(self, end: Tail) -> int:
         """RLHFuse's BS_max: samples at which the batch makes a decode step a quarter slower than it is for one."""
-        generate = self.costs.generate
+        generate = self.case.costs.generate
         held = float(np.mean([(s.prompt_tokens + s.lengths).mean() for s in end.shards]))
         each_s = generate.sequence_s + generate.kv_token_s * held
         return max(1, min(end.max_batch, int(0.25 * generate.step_s / each_s))) if each_s else end.max_batch

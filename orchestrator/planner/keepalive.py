@@ -1,42 +1,24 @@
-"""Keep a function's replicas over an idle time, or let them go and start them again; and when to start ahead.
+"""What stays between a step and the next, and what is started ahead of its use.
 
-Ski rental (Karlin et al., Competitive snoopy caching, 1988): keeping costs its idle seconds, letting go costs a cold
-start. Keeping for as long as one cold start takes is never worse than twice the best; when idle times were seen before,
-the time to keep that is best for their distribution is better than that.
+Keep a function's replicas over an idle time, or let them go and start them again: ski rental (Karlin et al.,
+Competitive snoopy caching, 1988). Keeping costs its idle seconds, letting go a cold start; a step's idle times are
+predicted, so the cheaper is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
+from orchestrator.planner.base import GENERATE
+from orchestrator.planner.case import Case
+from orchestrator.planner.training import Gangs
 
-def keep_for_s(idle_s: Sequence[float], start_s: float) -> float:
-    """Seconds to keep an idle replica before it is let go.
-
-    minimise over t in {0, each idle time seen}  mean(min(idle, t) + start_s [idle > t]);  no history: t = start_s.
-    A tie goes to the shorter time.
-    """
-    if start_s < 0:
-        raise ValueError(f"start_s is {start_s} (wants >= 0)")
-    if not len(idle_s):
-        return start_s
-    seen = np.sort(np.asarray(idle_s, dtype=np.float64))
-    waits = np.concatenate(([0.0], seen))
-    # A wait equal to the idle time itself avoids the start.
-    costs = np.minimum(seen[None, :], waits[:, None]).mean(axis=1) + start_s * (seen[None, :] > waits[:, None]).mean(1)
-    return float(waits[int(np.argmin(costs))])
-
-
-def keep(expected_idle_s: float, history_s: Sequence[float], start_s: float, lease_left_s: float | None = None) -> bool:
-    """Whether to hold a function from the end of its work in this step to its next use, an all-or-nothing choice.
-
-    True when the idle time expected is one that the best waiting time outlasts. Never when the lease ends before it.
-    """
-    if lease_left_s is not None and expected_idle_s >= lease_left_s:
-        return False
-    return expected_idle_s < start_s and expected_idle_s <= keep_for_s(history_s, start_s)
+Array = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 def prewarm_at_s(first_use_s: float, start_seconds: Sequence[float], *, quantile: float = 0.9) -> float:
@@ -44,3 +26,35 @@ def prewarm_at_s(first_use_s: float, start_seconds: Sequence[float], *, quantile
     if not len(start_seconds):
         return max(0.0, first_use_s)
     return max(0.0, first_use_s - float(np.quantile(np.asarray(start_seconds, dtype=np.float64), quantile)))
+
+
+def kept(
+    case: Case, replicas: Mapping[str, Numbers], paid_s: Mapping[str, Array], time_s: Array
+) -> dict[str, Flags]:  # fmt: skip
+    """Held over the step's idle time when that is shorter than the cold start it saves, on average of a replica; of R
+    steps. In a pool that others need, only where all of them fit beside each other. [R] each
+    """
+    costs, may = case.costs, np.full(len(time_s), case.policy.keep != "none")
+    if case.policy.keep == "all":
+        return dict.fromkeys(replicas, may)
+    if costs.pool_gpus is not None:
+        gpus = [costs.limits[name].gpus * count for name, count in replicas.items()]
+        may &= np.sum(gpus, axis=0) <= costs.pool_gpus
+    idle_s = {name: time_s - (paid_s[name] / count - costs.start_s[name]) for name, count in replicas.items()}
+    return {name: may & (idle < costs.start_s[name]) for name, idle in idle_s.items()}
+
+
+def prewarmed(
+    case: Case, trainers: Mapping[str, Gangs], generate_gpus: Numbers, kept: Mapping[str, Flags]
+) -> dict[str, Flags]:  # fmt: skip
+    """What is started ahead: the next step's generate only where the pool will have room for it beside the trainers
+    that are there in the end. [R] each
+    """
+    costs, found = case.costs, {name: np.full(len(generate_gpus), case.ahead) for name in kept}
+    for name, t in trainers.items():
+        found[name] &= t.open_s < t.call_s
+    if costs.pool_gpus is not None and trainers:
+        last_s = np.max([t.end_s for t in trainers.values()], axis=0) - costs.start_s[GENERATE]
+        there = np.sum([t.counts * (t.end_s > last_s) for t in trainers.values()], axis=0)
+        found[GENERATE] &= generate_gpus + costs.rank_gpus * there <= costs.pool_gpus
+    return {name: ahead & ~kept[name] for name, ahead in found.items()}

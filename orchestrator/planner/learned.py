@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.planner.base import TAIL, CallObservation
+from orchestrator.planner.base import GENERATE, TAIL, CallObservation
 from orchestrator.planner.latency import GenerateCost, LinearFit, WorkCost, relative_errors
 
 Array = npt.NDArray[np.float64]
@@ -34,13 +34,10 @@ class Priors:
 class LearnedCosts:
     """`shared`: functions start in a pool that others may fill."""
 
-    def __init__(
-        self, priors: Priors | None = None, *, generate: str = "generate", shared: bool = False
-    ) -> None:  # fmt: skip
+    def __init__(self, priors: Priors | None = None, *, shared: bool = False) -> None:
         self.priors = priors or Priors()
         self.shared = shared
-        self.name = generate
-        self._generators = {generate: GenerateFit(self.priors.generate), TAIL: GenerateFit(self.priors.tail)}
+        self._generators = {GENERATE: GenerateFit(self.priors.generate), TAIL: GenerateFit(self.priors.tail)}
         self._work = {f: LinearFit(*_features(f, c)) for f, c in self.priors.work.items()}
         self._passes: dict[str, int] = {}
         self._last: dict[str, set[float]] = {}
@@ -50,7 +47,7 @@ class LearnedCosts:
 
     @property
     def generate(self) -> GenerateCost | None:
-        return self._generators[self.name].cost
+        return self._generators[GENERATE].cost
 
     @property
     def tail(self) -> GenerateCost | None:

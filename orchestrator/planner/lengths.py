@@ -27,6 +27,8 @@ Array = npt.NDArray[np.float64]
 
 RATIOS_KEPT = 4096
 DEALS = 5
+DECAY = 0.9
+"""Of what earlier steps said, a step."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,9 @@ class _Source:
         self.gram = np.zeros((2, 2))
         self.moment = np.zeros(2)
 
-    def observe(self, x: Array, y: Array, decay: float) -> None:
-        self.gram = np.asarray(decay * self.gram + x.T @ x)
-        self.moment = np.asarray(decay * self.moment + x.T @ y)
+    def observe(self, x: Array, y: Array) -> None:
+        self.gram = np.asarray(DECAY * self.gram + x.T @ x)
+        self.moment = np.asarray(DECAY * self.moment + x.T @ y)
 
     def solve(self, toward: Array) -> Array:
         """Coefficients, with the weight of four prompts on `toward`."""
@@ -91,11 +93,10 @@ class _Source:
 
 
 class LengthModel:
-    def __init__(self, *, alpha: float = 0.5, decay: float = 0.9) -> None:
+    def __init__(self, *, alpha: float = 0.5) -> None:
         if not 0.0 < alpha <= 1.0:
             raise ValueError(f"alpha is {alpha} (wants 0 < alpha <= 1)")
         self.alpha = alpha
-        self.decay = decay
         self.ewma: dict[int, float] = {}
         self._seen_before = _Source()
         """ln of a prompt's mean against ln of its EWMA: how far the EWMA is to be trusted."""
@@ -161,7 +162,7 @@ class LengthModel:
         again = [(self.ewma[i], value) for i, value in actual.items() if i in self.ewma]
         if len(again) > 1:
             before, now = np.log(np.maximum(np.array(again).T, 1.0))
-            self._seen_before.observe(np.column_stack((np.ones(len(before)), before)), now, self.decay)
+            self._seen_before.observe(np.column_stack((np.ones(len(before)), before)), now)
         for i, value in actual.items():
             self.ewma[i] = value if i not in self.ewma else self.alpha * value + (1 - self.alpha) * self.ewma[i]
         self._predicted.clear()
@@ -177,8 +178,8 @@ class LengthModel:
         for source, values in sorted(rows.items()):
             table = np.array(values)
             x = np.column_stack((np.ones(len(table)), table[:, 0]))
-            self._by_source.setdefault(source, _Source()).observe(x, table[:, 1], self.decay)
-            self._all.observe(x, table[:, 1], self.decay)
+            self._by_source.setdefault(source, _Source()).observe(x, table[:, 1])
+            self._all.observe(x, table[:, 1])
 
 
 def kendall_tau(x: Array, y: Array) -> float:

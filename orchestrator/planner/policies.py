@@ -1,11 +1,11 @@
-"""Policies as named sets of switches: what a planner may decide, and what is fixed.
+"""What a planner may decide, and what is fixed: a policy is a set of switches. A job has one of two.
 
-| | replicas | shards | cut | tail goes on | fused | train fed | kept |
+| | replicas | shards | cut | tail goes on | fused | streamed training | kept |
 |---|---|---|---|---|---|---|---|
-| serverful | all, always | balanced | never | | no | no | all |
-| rlhfuse | all, always | balanced | at 20 % | on replicas of generate | yes | no | all |
-| rlhfless | weighted T, C | similar | at 20 % | on replicas of generate | no | no | none, prewarmed |
-| ours | the goal's | chosen | chosen | there, or wide | chosen | where exact | ski rental, prewarmed |
+| static | all | balanced | never | | yes | no | none, or all |
+| adaptive | the goal's | chosen | chosen | there, or tail function | chosen | where exact | ski rental, prewarmed |
+
+Simulations have more to compare with (orchestrator/simulation/baselines.py).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Policy:
     prewarm: bool
     colocated: bool
     """All functions take turns on one pool of GPUs that is held for the whole job."""
-    feed: bool = False
+    stream: bool = False
     """Training begins while generation goes on, where that is exact; ranks of a gang as the goal says."""
-    wide: bool = False
+    tail_function: bool = False
     """The tail may go on with a second function whose replicas have more GPUs (PAT, arXiv 2605.23945)."""
     old_logprobs: bool = True
     """In simulations: log-probabilities of the policy are a pass of their own before training, as in verl (and what is
@@ -39,31 +39,8 @@ class Policy:
     """With cut = "fixed": share of the step's samples that is left when the tail is cut (R_t)."""
 
 
-POLICIES: dict[str, Policy] = {
-    p.name: p
-    for p in (
-        Policy("serverful", "all", "balanced", "never", "no", "all", prewarm=False, colocated=True),
-        Policy("rlhfuse", "all", "balanced", "fixed", "yes", "all", prewarm=False, colocated=True),
-        Policy("rlhfless", "weighted", "similar", "fixed", "no", "none", prewarm=True, colocated=False),
-        Policy(
-            "ours",
-            "goal",
-            "chosen",
-            "chosen",
-            "chosen",
-            "rental",
-            prewarm=True,
-            colocated=False,
-            feed=True,
-            wide=True,
-            old_logprobs=False,
-        ),
-    )
-}
-
-
-def policy(name: str) -> Policy:
-    """The policy called `name`. Raises ValueError listing them for one that is not known."""
-    if name not in POLICIES:
-        raise ValueError(f"policy {name!r} is not known (wants one of {', '.join(POLICIES)})")
-    return POLICIES[name]
+STATIC = Policy("static", "all", "balanced", "never", "yes", "none", prewarm=False, colocated=False)
+ADAPTIVE = Policy(
+    "adaptive", "goal", "chosen", "chosen", "chosen", "rental", prewarm=True, colocated=False, stream=True,
+    tail_function=True, old_logprobs=False,
+)  # fmt: skip

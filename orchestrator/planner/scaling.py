@@ -79,38 +79,31 @@ class Goal:
         return (self, Goal("cost"), *between, Goal("speed"))
 
 
-def choose(curve: Sequence[CurvePoint], goal: Goal, beyond: Sequence[CurvePoint] | None = None) -> CurvePoint:
+def choose(curve: Sequence[CurvePoint], goal: Goal) -> CurvePoint:
     """The point of the curve that meets the goal best. Ties go to the lower cost, then to fewer replicas.
 
-    `beyond` holds points with more replicas than allowed, only to say what would meet a deadline; None: they are not
-    known. Raises Unmet.
+    Raises Unmet.
     """
     if not curve:
         raise ValueError("no points to choose from")
     allowed = [p for p in curve if goal.deadline_s is None or p.time_s <= goal.deadline_s]
     if not allowed:
-        raise Unmet(_late(curve, goal, beyond))
+        raise Unmet(_late(curve, goal))
     within = [p for p in allowed if goal.budget_usd is None or p.cost_usd <= goal.budget_usd]
     if not within:
         raise Unmet(_dear(curve, allowed, goal))
     return min(within, key=lambda p: (*goal.rank(p.time_s, p.cost_usd), p.replicas))
 
 
-def _late(curve: Sequence[CurvePoint], goal: Goal, beyond: Sequence[CurvePoint] | None) -> str:
+def _late(curve: Sequence[CurvePoint], goal: Goal) -> str:
     assert goal.deadline_s is not None
     best = min(curve, key=lambda p: (p.time_s, p.cost_usd))
     over = best.time_s - goal.deadline_s
-    line = (
+    return (
         f"deadline of {goal.deadline_s:.4g} s cannot be met: the fastest is {best.time_s:.4g} s with {best.replicas} "
-        f"replicas, {over:.4g} s ({100 * over / goal.deadline_s:.0f} %) too late"
+        f"replicas, {over:.4g} s ({100 * over / goal.deadline_s:.0f} %) too late; set deadline_s >= {best.time_s:.4g}, "
+        "lower max_response_length, or allow more replicas"
     )
-    if beyond is None:
-        return f"{line}; set deadline_s >= {best.time_s:.4g}, lower max_response_length, or allow more replicas"
-    enough = [p for p in beyond if p.time_s <= goal.deadline_s]
-    if enough:
-        first = min(enough, key=lambda p: p.replicas)
-        return f"{line}; max_replicas = {first.replicas} would meet it ({first.time_s:.4g} s, {first.cost_usd:.4g} $)"
-    return f"{line}; more replicas would not: set deadline_s >= {best.time_s:.4g}, or lower max_response_length"
 
 
 def _dear(curve: Sequence[CurvePoint], allowed: Sequence[CurvePoint], goal: Goal) -> str:

@@ -10,10 +10,10 @@ import heapq
 import statistics
 from collections.abc import Mapping, Sequence
 
-from orchestrator.planner.base import TAIL, CallObservation, PastStep, StepObservation, StepPlan, StepRequest
+from orchestrator.planner.base import GENERATE, TAIL, CallObservation, PastStep, StepObservation, StepPlan, StepRequest
 
 
-def check(request: StepRequest, generate: str) -> None:
+def check(request: StepRequest) -> None:
     """Raises ValueError, in one line, for a request that no planner can plan.
 
     No prompts is a request: a step that only validates.
@@ -22,8 +22,8 @@ def check(request: StepRequest, generate: str) -> None:
         raise ValueError(f"step {request.step}: samples_per_prompt is {request.samples_per_prompt} (wants >= 1)")
     if request.max_response_length < 1:
         raise ValueError(f"step {request.step}: max_response_length is {request.max_response_length} (wants >= 1)")
-    if generate not in request.functions:
-        raise ValueError(f"step {request.step}: no function {generate!r} among {sorted(request.functions)}")
+    if GENERATE not in request.functions:
+        raise ValueError(f"step {request.step}: no function {GENERATE!r} among {sorted(request.functions)}")
     for name, limits in request.functions.items():
         if limits.max_replicas < 1:
             raise ValueError(f"step {request.step}: {name}.max_replicas is {limits.max_replicas} (wants >= 1)")
@@ -53,21 +53,20 @@ class StaticPlanner:
     `keep_warm`: all functions stay up between steps (a reserved cluster); else all go to zero when they are idle.
     """
 
-    def __init__(self, *, keep_warm: bool = False, generate: str = "generate") -> None:
+    def __init__(self, *, keep_warm: bool = False) -> None:
         self.keep_warm = keep_warm
-        self.generate = generate
         self.last_length: dict[int, float] = {}
 
     def plan(self, request: StepRequest) -> StepPlan:
-        check(request, self.generate)
+        check(request)
         n = request.samples_per_prompt
         known = [self.last_length[p.prompt_id] for p in request.prompts if p.prompt_id in self.last_length]
         typical = statistics.fmean(known) if known else 1.0
         loads = [self.last_length.get(p.prompt_id, typical) for p in request.prompts]
-        shards = balance(loads, request.functions[self.generate].max_replicas)
+        shards = balance(loads, request.functions[GENERATE].max_replicas)
         replicas = {name: limits.max_replicas for name, limits in request.functions.items()}
         if shards:
-            replicas[self.generate] = len(shards)
+            replicas[GENERATE] = len(shards)
         return StepPlan(
             replicas=replicas,
             shards=[[row * n + index for row in shard for index in range(n)] for shard in shards],

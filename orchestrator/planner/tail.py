@@ -7,7 +7,7 @@ the moved samples' keys and values are written and read (or computed again, wher
 each destination decodes more samples at a time. Both are in the latency model, so the threshold is chosen anew for each
 step's lengths.
 
-The tail may also go on with a second function whose replicas have more GPUs each (PAT, arXiv 2605.23945, changes the
+The tail may also go on with the tail function, whose replicas have more GPUs each (PAT, arXiv 2605.23945, changes the
 parallelism of a running engine online): every decode step is faster, which is what the longest responses wait for. Its
 replicas start for the tail alone, on GPUs that short shards have freed, and all replicas of `generate` go at the cut.
 """
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.planner.base import TAIL
+from orchestrator.planner.base import GENERATE, TAIL
 from orchestrator.planner.fusion import replica_counts
 from orchestrator.planner.latency import GenerateCost, kv_token_steps
 from orchestrator.planner.rollout import finish_times_s, queued
@@ -29,8 +29,8 @@ from orchestrator.planner.rollout import finish_times_s, queued
 Array = npt.NDArray[np.float64]
 FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 """Shares of the step's samples that are compared as thresholds."""
-WIDE_FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 0.9)
-"""The same of a tail that goes on with the second function."""
+TAIL_FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 0.9)
+"""The same of a tail that goes on with the tail function."""
 
 
 @dataclass(frozen=True)
@@ -95,23 +95,10 @@ class ShardState:
             for k, at in enumerate(firsts.tolist())
         ]
 
-    def left_at(self, time_s: float) -> tuple[Array, Array, npt.NDArray[np.int64]]:
-        """Of the samples unfinished then: tokens held (prompt and response so far), tokens to come, numbers.
-
-        Progress is linear between finishes.
-        """
-        first = int(np.searchsorted(self.finish_s, time_s, side="right"))
-        before_s, steps = self.finish_s[first - 1] if first else self.begin_s, self.steps
-        before = steps[first - 1] if first else 0.0
-        share = (time_s - before_s) / max(self.finish_s[first] - before_s, 1e-12)
-        done = before + max(0.0, share) * (steps[first] - before)
-        made = np.maximum(0.0, done - self.starts[first:])
-        return self.prompt_tokens[first:] + made, self.lengths[first:] - made, self.numbers[first:]
-
 
 @dataclass(frozen=True)
-class Wide:
-    """The function with more GPUs to a replica."""
+class TailFunction:
+    """The second function, with more GPUs to a replica."""
 
     cost: GenerateCost
     """For samples that were cut."""
@@ -136,7 +123,7 @@ class Wide:
 
 @dataclass(frozen=True)
 class _Flat:
-    """The samples of all shards, shard after shard: `ShardState.left_at` of all at once. [S] but for the offsets"""
+    """The samples of all shards, shard after shard. [S] but for the offsets"""
 
     begins: npt.NDArray[np.int64]
     """Of each shard."""
@@ -165,6 +152,10 @@ class _Flat:
         return cls(begins, sizes, prompt_tokens, lengths, finish_s, numbers, starts, steps, before_s, before)
 
     def left_at(self, time_s: float) -> tuple[Array, Array, npt.NDArray[np.int64]]:
+        """Of the samples unfinished then: tokens held (prompt and response so far), tokens to come, numbers.
+
+        Progress is linear between finishes.
+        """
         left = self.finish_s > time_s
         counts = np.add.reduceat(left, self.begins, dtype=np.int64)
         first = (self.begins + self.sizes - counts)[counts > 0]
@@ -182,7 +173,7 @@ class TailChoice:
     migrate_to: int
     time_s: float
     replica_s: float
-    function: str = "generate"
+    function: str = GENERATE
     """That the tail goes on with. Of another than `generate`:"""
     open_s: float = 0.0
     """when its replicas are asked for, in seconds from the first call,"""
@@ -192,8 +183,8 @@ class TailChoice:
     """and go."""
 
     @property
-    def wide_s(self) -> float:
-        """Replica-seconds of the second function."""
+    def tail_s(self) -> float:
+        """Replica-seconds of the tail function."""
         return sum(self.ends_s) - self.open_s * len(self.ends_s)
 
 
@@ -225,9 +216,10 @@ class Tail:
 
     def __init__(
         self, shards: Sequence[ShardState], cost: GenerateCost, *, max_batch: int, kv_tokens: int | None,
-        wide: Wide | None = None,
+        function: TailFunction | None = None,
     ) -> None:  # fmt: skip
-        self.shards, self.cost, self.max_batch, self.kv_tokens, self.wide = shards, cost, max_batch, kv_tokens, wide
+        self.shards, self.cost, self.function = shards, cost, function
+        self.max_batch, self.kv_tokens = max_batch, kv_tokens
         self._moved = cost.moved
         self._flat = _Flat.of(shards)
         self.ends = np.array([s.finish_s[-1] for s in shards])
@@ -292,29 +284,29 @@ class Tail:
                     found.append(self.move(cut_below, left, replicas))
         return found
 
-    def widened(self, fractions: Sequence[float] = WIDE_FRACTIONS) -> list[TailChoice]:
-        """Every cut whose tail goes on with the second function, on numbers of replicas that there is room for.
+    def to_function(self, fractions: Sequence[float] = TAIL_FRACTIONS) -> list[TailChoice]:
+        """Every cut whose tail goes on with the tail function, on numbers of replicas that there is room for.
 
         Its replicas are started ahead, so that they are up when the cut comes where there is room before.
         """
         found: list[TailChoice] = []
-        if (wide := self.wide) is None:
+        if (own := self.function) is None:
             return found
         for cut_below in sorted({max(1, round(len(self.every) * fraction)) for fraction in fractions}):
             left = self.leftover(cut_below)
             if left is None:
                 continue
             gone_s = np.sort(np.minimum(self.ends, left.gone_s))
-            linear_s = _linear_s(left, wide.cost)
+            linear_s = _linear_s(left, own.cost)
             tokens = float((left.held + left.more).sum())
-            low = remaining_instances(len(left.more), tokens, wide.max_batch, wide.kv_tokens)
-            most = min(wide.most, len(left.more))
+            low = remaining_instances(len(left.more), tokens, own.max_batch, own.kv_tokens)
+            most = min(own.most, len(left.more))
             for replicas in sorted({low, *replica_counts(most)} if low <= most else ()):
                 if replicas < low:
                     continue
-                works = _works_s(left, linear_s, replicas, wide.cost, wide.max_batch)
-                open_s = max(wide.room_at_s(replicas, gone_s), left.gone_s - wide.start_s, 0.0)
-                begin_s = max(left.gone_s, open_s + wide.start_s)
+                works = _works_s(left, linear_s, replicas, own.cost, own.max_batch)
+                open_s = max(own.room_at_s(replicas, gone_s), left.gone_s - own.start_s, 0.0)
+                begin_s = max(left.gone_s, open_s + own.start_s)
                 ends_s = (begin_s + works).tolist()
                 found.append(
                     TailChoice(
@@ -331,8 +323,8 @@ class Tail:
             stays = times <= left.at_s
             moved, named = [times[stays]], [numbers[stays]]
             begin_s, cost, max_batch = left.gone_s, self._moved, self.max_batch
-            if choice.function == TAIL and self.wide is not None:
-                begin_s, cost, max_batch = choice.begin_s, self.wide.cost, self.wide.max_batch
+            if choice.function == TAIL and self.function is not None:
+                begin_s, cost, max_batch = choice.begin_s, self.function.cost, self.function.max_batch
             held, more = (_dealt(tokens, choice.migrate_to)[::-1].T for tokens in (left.held, left.more))
             own = finish_times_s(held, more, cost, max_batch=max_batch, prefill_tokens=held.sum(axis=1))
             moved.append(begin_s + own.T[::-1].ravel()[: len(left.more)])
@@ -340,10 +332,6 @@ class Tail:
             times, numbers = np.concatenate(moved), np.concatenate(named)
         order = np.argsort(times, kind="stable")
         return times[order], numbers[order]
-
-    def finish_s(self, choice: TailChoice) -> Array:
-        """When each sample is finished under that choice, ascending. [samples]"""
-        return self.finish(choice)[0]
 
 
 def _linear_s(left: Leftover, cost: GenerateCost) -> Array:

@@ -1,6 +1,6 @@
-"""When a train function works, on how many ranks, and what it is paid for: after the samples, or fed with them.
+"""When a train function works, on how many ranks, and what it is paid for: after the samples, or while they come.
 
-Fed (functions/train/feed.py), a gang of N ranks is a server that takes prompt groups as they become ready, at
+Streamed (functions/train/feed.py), a gang of N ranks is a server that takes prompt groups as they become ready, at
 r_1 <= r_2 <= ..., with w_g seconds of one rank's work each. Begun at b it ends at
 
     end(b) = max(b + sum w / N,  max_g (r_g + sum_{h >= g} w_h / N)),      b* = end(-inf) - sum w / N
@@ -29,7 +29,7 @@ PACES = (0.85, 1.0, 1.15)
 """How long generation takes against its prediction, until there is experience."""
 RANKS = 16
 EARLY = (0.0, 0.05, 0.1, 0.2, 0.3)
-"""Shares of the generation's time by which a fed call may begin before b*."""
+"""Shares of the generation's time by which a streamed call may begin before b*."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Trainer:
     """have published, if all goes as predicted;"""
     mean_end_s: float
     """on average over how generation may go."""
-    fed: bool
+    streamed: bool
     groups: int = 0
     """How many are whole when the replicas are asked for; 0: it is not tied to them (before the first, after all)."""
 
@@ -165,7 +165,7 @@ def at_once(
     return Gangs(np.broadcast_to(ranks[:, None], end_s.shape), open_s, call_s, end_s, end_s, early, early)
 
 
-def fed(
+def streamed(
     batch: Batch, cost: WorkCost, counts: Sequence[int], *, start_s: float, rooms_s: Array, paces: Sequence[float]
 ) -> Gangs:
     """Groups as they are ready, begun at b* or a little before it, [R, B, N, C]: one for each share of EARLY. A begin

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import JobConfig
@@ -16,7 +15,7 @@ from orchestrator.planner.devices import Device, ModelShape, device, kv_capacity
 from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.planner.learned import Priors
 from orchestrator.planner.model_shape import read_shape
-from orchestrator.planner.policies import Policy, policy
+from orchestrator.planner.policies import ADAPTIVE, STATIC, Policy
 from orchestrator.planner.scaling import Goal
 from orchestrator.planner.static import StaticPlanner
 from orchestrator.platforms.base import FunctionSpec
@@ -41,12 +40,9 @@ def adaptive_planner(job: JobConfig, specs: Sequence[FunctionSpec]) -> AdaptiveP
 
 
 def job_policy(job: JobConfig) -> Policy:
-    """On a real platform every function has replicas of its own: nothing is colocated."""
-    name = job.planner.policy
-    if name == "static":
-        kept: Literal["all", "none"] = "all" if job.planner.keep_warm else "none"
-        return Policy("static", "all", "balanced", "never", "yes", kept, prewarm=False, colocated=False)
-    return replace(policy(name), colocated=False)
+    if job.planner.policy == "adaptive":
+        return ADAPTIVE
+    return replace(STATIC, keep="all") if job.planner.keep_warm else STATIC
 
 
 def job_priors(job: JobConfig, specs: Sequence[FunctionSpec]) -> Priors:

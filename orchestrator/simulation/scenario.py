@@ -112,7 +112,7 @@ class Scenario:
         price = self.device.usd_per_hour or 1.0
         forward = self.gpus // self.forward_gpus
         names = [("generate", "generate", self.gpus // self.generate_gpus, self.generate_gpus)]
-        if policy.wide and self.tail_gpus is not None:
+        if policy.tail_function and self.tail_gpus is not None:
             names.append((TAIL, "generate", self.gpus // self.tail_gpus, self.tail_gpus))
         names += [("reward", "reward", self.reward_replicas, 0), ("reference", "reference", forward, self.forward_gpus)]
         if self.critics:
@@ -182,6 +182,6 @@ class Scenario:
     def _ranks(self, policy: Policy) -> int:
         """All GPUs where functions take turns on them or ranks are chosen each step; else as configured."""
         gpus = self.gpus
-        if not policy.colocated and not policy.feed:
+        if not policy.colocated and not policy.stream:
             gpus = self.train_gpus or (gpus // 2 if self.critics else gpus)
         return gpus // self.rank_gpus

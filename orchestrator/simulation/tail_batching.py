@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.job.data import Cursor
-from orchestrator.planner.policies import policy
 from orchestrator.planner.static import balance
+from orchestrator.simulation.baselines import SERVERFUL
 from orchestrator.simulation.decoding import Item, schedule
 from orchestrator.simulation.functions import Generate
 from orchestrator.simulation.job import Outcome, simulate
@@ -30,7 +30,6 @@ from orchestrator.simulation.scenario import Scenario
 NAME = "tail-batching"
 ETA = 1.25
 """RollPacker's, of prompts and of responses."""
-BASE = policy("serverful")
 
 Array = npt.NDArray[np.float64]
 
@@ -72,7 +71,7 @@ def tail_batching(scenario: Scenario, *, eta: float = ETA) -> Rounds:
     """`scenario.steps` rounds. Raises ValueError where the scenario's lengths are a trace: it has none of the responses
     that are begun beyond what is wanted."""
     rounds = list(_rounds(scenario, eta))
-    outcome = simulate(replace(scenario, lengths=Kept(rounds)), BASE)
+    outcome = simulate(replace(scenario, lengths=Kept(rounds)), SERVERFUL)
     plans = [(plan.start_s, plan.stop_s) for plan in outcome.plans]
     rest_s = [stop_s - start_s - _generate_s(outcome, start_s, stop_s) for start_s, stop_s in plans]
     step_s = [round_.generated_s + after_s for round_, after_s in zip(rounds, rest_s, strict=True)]
@@ -114,7 +113,7 @@ def _generated(
 ) -> tuple[npt.NDArray[np.int64], Array]:
     """Lengths of n responses to each prompt, and when they are finished, all prompts dealt to all replicas by the
     lengths seen last. [P, n] each"""
-    model = scenario.models(BASE)["generate"]
+    model = scenario.models(SERVERFUL)["generate"]
     assert isinstance(model, Generate), "generate generates"
     cap = scenario.max_response_length
     rows = [np.array(tokens, np.int32) for _, tokens in prompts]

@@ -98,7 +98,7 @@ class Ran:
 
 @pytest.fixture(scope="session")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
-    """Five steps, validated, planned by the policy `ours`."""
+    """Five steps, validated, planned by the policy `adaptive`."""
     root = tmp_path_factory.mktemp("dashboard")
     body = job_text(root / "data", steps=5)
     with serving(root / "runs", root / "data", max_running=1) as served:
@@ -112,7 +112,7 @@ def job_text(directory: Path, *, steps: int) -> str:
     text = make_job(directory).file.read_text()
     prices = "".join(f"[functions.{name}]\nusd_per_hour = {usd}\n" for name, usd in (("reward", 0.2), ("train", 0.5)))
     text = text.replace("replicas = 2", "replicas = 2\nusd_per_hour = 0.5").replace("steps = 3", f"steps = {steps}")
-    return f'{text}{prices}[planner]\npolicy = "ours"\n'
+    return f'{text}{prices}[planner]\npolicy = "adaptive"\n'
 
 
 def submit(served: Served, body: str) -> str:

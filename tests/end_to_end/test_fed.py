@@ -13,12 +13,12 @@ from tests.support.tiny_job import STEPS, Background, Job, Seen, assert_same, co
 
 pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(600)]
 
-OURS = ["planner.policy=ours", "planner.objective=speed", "functions.generate.replicas=1"]
+ADAPTIVE = ["planner.policy=adaptive", "planner.objective=speed", "functions.generate.replicas=1"]
 
 
 def test_a_fed_job_with_kills_trains_every_sample_once(job: Job, tmp_path: Path) -> None:
     dice, run = random.Random(3), tmp_path / "run"
-    words: list[object] = ["run", job.file, "--run-dir", run, "deterministic=false", *OURS]
+    words: list[object] = ["run", job.file, "--run-dir", run, "deterministic=false", *ADAPTIVE]
     for step in (1, 2):
         orchestrator = Background(*words)
         orchestrator.wait_for((run / "journal" / f"{step:06d}.json").exists)
@@ -41,6 +41,6 @@ def test_a_deterministic_job_commits_the_same_when_its_trainer_is_started_ahead(
     job: Job, undisturbed: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    done = command("run", job.file, "--run-dir", run, *OURS[:2])
+    done = command("run", job.file, "--run-dir", run, *ADAPTIVE[:2])
     assert done.returncode == 0, done.stderr
     assert_same(run, undisturbed)

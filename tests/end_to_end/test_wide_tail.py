@@ -35,7 +35,7 @@ LONG = [
 ]
 """Three cohorts after another in each replica, so that a cut finds most samples unfinished, and many begun."""
 WIDE = [
-    "planner.policy=ours", "planner.gpu=L40S", "functions.generate.gpus=1", f"functions.{TAIL}.gpus=1",
+    "planner.policy=adaptive", "planner.gpu=L40S", "functions.generate.gpus=1", f"functions.{TAIL}.gpus=1",
     f"functions.{TAIL}.usd_per_hour=3600", "functions.generate.usd_per_hour=3600",
 ]  # fmt: skip
 

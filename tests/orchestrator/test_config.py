@@ -96,16 +96,16 @@ def test_a_file_that_is_none_or_no_toml(tmp_path: Path) -> None:
     ("planner", "line"),
     [
         (
-            {"policy": "ours", "keep_warm": True},
-            'planner: keep_warm is for policy = "static": what "ours" keeps is its own to say',
+            {"policy": "adaptive", "keep_warm": True},
+            'planner: keep_warm is for policy = "static": what "adaptive" keeps is its own to say',
         ),
-        ({"objective": "cost"}, 'planner: objective is for policy = "ours": "static" does not decide by it'),
+        ({"objective": "cost"}, 'planner: objective is for policy = "adaptive": "static" does not decide by it'),
+        ({"policy": "rlhfless"}, "planner.policy: should be 'static' or 'adaptive', got 'rlhfless'"),
+        ({"policy": "adaptive", "deadline_s": 0.0}, "planner.deadline_s: should be greater than 0, got 0.0"),
         (
-            {"policy": "rlhfless", "deadline_s": 3.0},
-            'planner: deadline_s is for policy = "ours": "rlhfless" does not decide by it',
+            {"policy": "adaptive", "budget_usd": 1.0},
+            "planner.budget_usd wants prices: set functions.<name>.usd_per_hour",
         ),
-        ({"policy": "ours", "deadline_s": 0.0}, "planner.deadline_s: should be greater than 0, got 0.0"),
-        ({"policy": "ours", "budget_usd": 1.0}, "planner.budget_usd wants prices: set functions.<name>.usd_per_hour"),
         ({"gpu": "T4"}, "planner.gpu: device 'T4' is not in the table (wants one of A100, H100, H200, L40S)"),
         ({"gpu": "L40S"}, "planner.gpu wants functions.generate.gpus >= 1, got 0"),
     ],
@@ -115,14 +115,14 @@ def test_a_planner_setting_without_effect_is_refused(planner: dict[str, Any], li
 
 
 def test_a_planner_is_the_same_after_its_job_was_written_down(tmp_path: Path) -> None:
-    given = {"policy": "ours", "objective": "cost", "deadline_s": 60.0}
+    given = {"policy": "adaptive", "objective": "cost", "deadline_s": 60.0}
     for planner in (given, {}, {"keep_warm": True}):
         job = parse_job(GOOD | {"planner": planner}, base=Path("/jobs"))
         (tmp_path / "job.toml").write_text(dump_job(job))
         assert load_job(tmp_path / "job.toml") == job
 
 
-OURS = {"policy": "ours", "gpu": "L40S"}
+ADAPTIVE = {"policy": "adaptive", "gpu": "L40S"}
 BF16 = {"path": "model", "dtype": "bfloat16"}
 
 
@@ -131,25 +131,21 @@ BF16 = {"path": "model", "dtype": "bfloat16"}
     [
         (
             {"functions": {"generate-tail": {"gpus": 4}}},
-            'functions.generate-tail: planner.policy = "static" never moves a tail to it (wants "ours")',
+            'functions.generate-tail: planner.policy = "static" never moves a tail to it (wants "adaptive")',
         ),
         (
-            {"functions": {"generate-tail": {"gpus": 4}}, "planner": {"policy": "serverful"}},
-            'functions.generate-tail: planner.policy = "serverful" never moves a tail to it (wants "ours")',
-        ),
-        (
-            {"functions": {"generate": {"gpus": 2}, "generate-tail": {"gpus": 1}}, "planner": OURS, "model": BF16},
+            {"functions": {"generate": {"gpus": 2}, "generate-tail": {"gpus": 1}}, "planner": ADAPTIVE, "model": BF16},
             "functions.generate-tail.gpus: got 1, functions.generate has 2 "
             "(wants more: a tail moves to be decoded faster)",
         ),
         (
-            {"functions": {"generate-tail": {"gpus": 4}}, "planner": {"policy": "ours"}},
+            {"functions": {"generate-tail": {"gpus": 4}}, "planner": {"policy": "adaptive"}},
             "functions.generate-tail: wants planner.gpu, by which its speed is known before it was used",
         ),
         (
             {
                 "functions": {"generate": {"gpus": 1}, "generate-tail": {"gpus": 4}},
-                "planner": OURS,
+                "planner": ADAPTIVE,
                 "model": BF16,
                 "rollout": {"engine": "torch"},
             },

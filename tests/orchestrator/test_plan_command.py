@@ -144,7 +144,7 @@ def test_plan_prints_and_draws(file: Path, run: Path, tmp_path: Path, capsys: py
         ([], "error: nothing to predict by: name the GPU"),
         (["planner.gpu=L40S"], "planner.gpu wants functions.generate.gpus >= 1, got 0"),
         (["--run", "no-such-run"], "error: no-such-run: no run directory"),
-        (["planner.policy=ours", "planner.deadline_s=0.1", "--run", "RUN"], "error: planner: deadline of 0.1 s"),
+        (["planner.policy=adaptive", "planner.deadline_s=0.1", "--run", "RUN"], "error: planner: deadline of 0.1 s"),
         (["--run", "RUN", "--picture", "/no/such/place.svg"], "error: /no/such/place.svg: cannot be written"),
     ],
 )  # fmt: skip
@@ -186,15 +186,17 @@ steps = 3
 def test_simulate_compares_with_serverful(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.toml").write_text(SCENARIO + "lengths = { mean = 100.0, sigma = 0.5 }")
     picture = tmp_path / "gantt.svg"
-    policies = ["--policy", "ours", "--policy", "tail-batching"]
+    policies = ["--policy", "adaptive", "--policy", "tail-batching"]
     assert main(["simulate", str(tmp_path / "mine.toml"), *policies, "--picture", str(picture)]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    held, ours, late = (next(row for row in rows if row[0] == n) for n in ("serverful", "ours", "tail-batching"))
+    held, adaptive, late = (
+        next(row for row in rows if row[0] == n) for n in ("serverful", "adaptive", "tail-batching")
+    )
     assert held[2] == "1.00"
     assert float(late[4]) == pytest.approx(4 * float(late[1]), rel=0.01)
     assert not any(row[0] in ("rlhfuse", "rlhfless") for row in rows)
     assert float(held[4]) == pytest.approx(4 * float(held[1]), rel=0.01)  # four GPUs, held all the time
-    assert float(ours[2]) == pytest.approx(float(held[1]) / float(ours[1]), abs=0.01)
+    assert float(adaptive[2]) == pytest.approx(float(held[1]) / float(adaptive[1]), abs=0.01)
     titles = [e.text for e in ElementTree.parse(picture).iter() if e.text and "mine, " in e.text]
     assert len(titles) == 2
 
@@ -232,7 +234,7 @@ def test_a_scenario_or_goal_that_is_not_there_is_told(capsys: pytest.CaptureFixt
     assert main(["simulate", "3b-grpo-gpqa", "--deadline-s", "-1"]) == 2
     assert "deadline_s is -1.0 (wants more than 0)" in capsys.readouterr().err
     assert main(["simulate", "3b-grpo-gpqa", "--policy", "rlhfuse", "--objective", "cost"]) == 2
-    assert "are for ours, which is not among the policies" in capsys.readouterr().err
+    assert "are for adaptive, which is not among the policies" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -249,13 +251,13 @@ def replayable(run: Path, tmp_path: Path) -> Path:
 def test_a_run_is_replayed_with_its_lengths_and_measured_times(
     replayable: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simulate", str(replayable), "--policy", "ours"]) == 0
+    assert main(["simulate", str(replayable), "--policy", "adaptive"]) == 0
     text = capsys.readouterr().out
     assert "2 steps" in text
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
     # The first step starts generate (0.5 s); a call each of 1, 0.5 and 2 s.
     assert float(rows["serverful"][1]) == pytest.approx((0.5 + 3.5 + 3.5) / 2, rel=0.15)
-    assert float(rows["ours"][4]) < float(rows["serverful"][4])
+    assert float(rows["adaptive"][4]) < float(rows["serverful"][4])
 
 
 def test_a_trace_that_lacks_something_is_refused_in_one_line(

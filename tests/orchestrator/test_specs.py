@@ -63,7 +63,7 @@ def test_responses_beyond_the_models_context_are_refused(file: Path) -> None:
 
 
 WIDE = [
-    *VLLM, "planner.policy=ours", "planner.gpu=L40S", "model.dtype=bfloat16", "functions.generate.gpus=1",
+    *VLLM, "planner.policy=adaptive", "planner.gpu=L40S", "model.dtype=bfloat16", "functions.generate.gpus=1",
     "functions.generate-tail.gpus=4", "functions.generate-tail.replicas=3", "functions.generate-tail.usd_per_hour=8.0",
 ]  # fmt: skip
 

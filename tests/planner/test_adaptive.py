@@ -16,7 +16,7 @@ from orchestrator.planner.base import (
 )  # fmt: skip
 from orchestrator.planner.latency import GenerateCost
 from orchestrator.planner.learned import Priors
-from orchestrator.planner.policies import policy
+from orchestrator.planner.policies import ADAPTIVE
 from orchestrator.planner.scaling import Goal
 from orchestrator.planner.static import StaticPlanner
 
@@ -55,12 +55,12 @@ def seen(plan: StepPlan) -> StepObservation:
 
 
 def test_without_history_or_prior_the_plan_is_the_static_one() -> None:
-    plan = AdaptivePlanner(policy("ours")).plan(request())
+    plan = AdaptivePlanner(ADAPTIVE).plan(request())
     assert plan == StaticPlanner().plan(request())
 
 
 def test_what_was_observed_groups_the_long_prompts_and_predicts_the_step() -> None:
-    planner = AdaptivePlanner(policy("ours"), goal=Goal("cost"))
+    planner = AdaptivePlanner(ADAPTIVE, goal=Goal("cost"))
     planner.observe(seen(planner.plan(request())))
     plan = planner.plan(request())
     assert sorted(s for shard in plan.shards for s in shard) == list(range(48))
@@ -75,7 +75,7 @@ def test_what_was_observed_groups_the_long_prompts_and_predicts_the_step() -> No
 def test_the_plan_is_a_function_of_request_and_observations() -> None:
     plans = []
     for _ in range(2):
-        planner = AdaptivePlanner(policy("ours"))
+        planner = AdaptivePlanner(ADAPTIVE)
         planner.observe(seen(planner.plan(request())))
         plans.append(planner.plan(request()))
     assert plans[0] == plans[1]
@@ -84,7 +84,7 @@ def test_the_plan_is_a_function_of_request_and_observations() -> None:
 def test_a_deadline_in_reach_is_met_at_the_least_cost() -> None:
     cost = GenerateCost(0.0, 0.0, 0.01, 0.01, 0.0)
     cheap, fast = (
-        AdaptivePlanner(policy("ours"), goal=goal, priors=Priors(cost)).plan(request())
+        AdaptivePlanner(ADAPTIVE, goal=goal, priors=Priors(cost)).plan(request())
         for goal in (Goal("cost"), Goal("speed"))
     )
     assert cheap.predicted_step_s is not None
@@ -96,7 +96,7 @@ def test_a_deadline_in_reach_is_met_at_the_least_cost() -> None:
 def test_a_deadline_is_met_with_a_margin_for_how_far_steps_went_beyond_their_predictions() -> None:
     """Planned again and again for 20 s while steps take 1.25 of what is predicted: soon for no more than 20 / 1.25."""
     cost = GenerateCost(0.0, 0.0, 0.01, 0.01, 0.0)
-    planner = AdaptivePlanner(policy("ours"), goal=Goal("cost", deadline_s=20.0), priors=Priors(cost))
+    planner = AdaptivePlanner(ADAPTIVE, goal=Goal("cost", deadline_s=20.0), priors=Priors(cost))
     predicted = []
     for _ in range(5):
         plan = planner.plan(request())
@@ -107,7 +107,7 @@ def test_a_deadline_is_met_with_a_margin_for_how_far_steps_went_beyond_their_pre
         call = CallObservation("reward", "r", "work", False, 0.0, step_s, 0, 0, 0, step_s)  # of which nothing is told
         planner.observe(StepObservation(1, step_s, 0.1, lengths, [call]))
     assert max(predicted[2:]) <= 20.0 / 1.25
-    free = AdaptivePlanner(policy("ours"), goal=Goal("cost"), priors=Priors(cost))
+    free = AdaptivePlanner(ADAPTIVE, goal=Goal("cost"), priors=Priors(cost))
     free.observe(StepObservation(1, step_s, 0.1, lengths, [call]))
     alone = free.plan(request())
     assert alone.predicted_step_s is not None
@@ -115,12 +115,10 @@ def test_a_deadline_is_met_with_a_margin_for_how_far_steps_went_beyond_their_pre
     assert (plan.predicted_cost_usd or 0.0) >= (alone.predicted_cost_usd or 0.0)
 
 
-def test_lengths_beyond_the_capacity_and_unknown_policies_are_refused() -> None:
-    planner = AdaptivePlanner(policy("ours"), priors=Priors(GenerateCost(0.0, 0.0, 0.01, 0.0, 0.0)))
+def test_lengths_beyond_the_capacity_are_refused() -> None:
+    planner = AdaptivePlanner(ADAPTIVE, priors=Priors(GenerateCost(0.0, 0.0, 0.01, 0.0, 0.0)))
     with pytest.raises(ValueError, match="does not fit the KV capacity of 100 tokens"):
         planner.plan(request(kv_tokens=100))
-    with pytest.raises(ValueError, match=r"policy 'best' is not known .*serverful, rlhfuse, rlhfless"):
-        policy("best")
 
 
 @pytest.mark.parametrize(("prefill_token_s", "alone"), [(1e-3, True), (0.0, False)])
@@ -130,7 +128,7 @@ def test_prompts_of_one_system_prompt_stay_together_while_that_is_worth_it(prefi
     prompts = [Prompt(i, i, (*heads[i % 2], 9000 + i)) for i in range(8)]
     asked = StepRequest(1, prompts, 4, 512, {"generate": FunctionLimits(2, 3.6, 1)})
     cost = GenerateCost(0.0, prefill_token_s, 0.01, 1e-4, 0.0)
-    planner = AdaptivePlanner(policy("ours"), goal=Goal("speed"), priors=Priors(cost))
+    planner = AdaptivePlanner(ADAPTIVE, goal=Goal("speed"), priors=Priors(cost))
     lengths = {i: [400 if i < 3 else 100] * 4 for i in range(8)}
     planner.recall(PastStep(0, prompts, list(lengths.values()), [], frozenset(), 1.0), 512)
     plan = planner.plan(asked)

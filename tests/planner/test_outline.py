@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.planner.base import TAIL, FunctionLimits
+from orchestrator.planner.case import Case, Load
 from orchestrator.planner.costs import Costs
 from orchestrator.planner.cuts import Cuts, Dealt
 from orchestrator.planner.latency import GenerateCost, WorkCost
-from orchestrator.planner.outline import RIVALS, Load, Outline, Outliner
-from orchestrator.planner.policies import policy
+from orchestrator.planner.outline import RIVALS, Outline, Outliner
+from orchestrator.planner.policies import ADAPTIVE
 from orchestrator.planner.scaling import Goal
 from orchestrator.planner.tail import ShardState, Tail, TailChoice
 
@@ -44,7 +45,7 @@ def dealt(known: Costs, load: Load, shards: list[list[int]]) -> Dealt:
         ShardState.of(load.prompt_tokens[shard], load.lengths[shard], known.generate, 8, 50.0 * len(shard), shard)
         for shard in (np.array(numbers) for numbers in shards)
     ]
-    return Dealt(shards, Tail(states, known.generate, max_batch=8, kv_tokens=None, wide=known.wide))
+    return Dealt(shards, Tail(states, known.generate, max_batch=8, kv_tokens=None, function=known.tail_function))
 
 
 def ways(seed: int, known: Costs) -> tuple[Load, list[Dealt]]:
@@ -66,7 +67,7 @@ def test_a_step_is_what_it_is_alone(seed: int, goal: Goal, pool_gpus: int | None
     stages = {"reward": WorkCost(0.2, 0.05, 0.0), "reference": WorkCost(0.3, 0.0, 1e-3, first_s=0.4)}
     known = costs({} if without else stages, pool_gpus)
     load, dealings = ways(seed, known)
-    outliner = Outliner(known, policy("ours"), goal, load, frozenset({"train"}))
+    outliner = Outliner(Case(known, ADAPTIVE, goal, load, frozenset({"train"})))
     together = outliner.outlines(dealings, rivals=math.inf)
     for way, found in zip(dealings, together, strict=True):
         (alone,) = outliner.outlines([way])
@@ -83,7 +84,7 @@ def test_only_ways_that_are_behind_are_left_with_their_most_promising_cut(
     """The others are as good as when all are worked out; nothing gets better by looking at less."""
     known = costs({"reference": WorkCost(0.3, 0.0, 1e-3)}, pool_gpus)
     load, dealings = ways(seed, known)
-    outliner = Outliner(known, policy("ours"), goal, load, frozenset({"train"}))
+    outliner = Outliner(Case(known, ADAPTIVE, goal, load, frozenset({"train"})))
     every = [rank(goal, found)[0] for found in outliner.outlines(dealings, rivals=math.inf)]
     some = [rank(goal, found)[0] for found in outliner.outlines(dealings)]
     first = [rank(goal, found)[0] for found in outliner.outlines(dealings, rivals=0.0)]
@@ -108,12 +109,12 @@ class Only(Cuts):
 def test_no_cut_that_is_worked_out_is_better_than_the_one_found(seed: int, goal: Goal, pool_gpus: int | None) -> None:
     known = costs({}, pool_gpus)
     load, dealings = ways(seed, known)
-    fed = frozenset({"train"})
-    outliner = Outliner(known, policy("ours"), goal, load, fed)
+    case = Case(known, ADAPTIVE, goal, load, frozenset({"train"}))
+    outliner = Outliner(case)
     for way in dealings:
         (found,) = outliner.outlines([way])
-        one = Outliner(known, policy("ours"), goal, load, fed)
-        one.cuts = only = Only(known, policy("ours"), goal, 24, outliner.tokens, fed)
+        one = Outliner(case)
+        one.cuts = only = Only(case)
         ranks = []
         for only.tail in outliner.cuts.of(way):
             ranks.append(rank(goal, one.outlines([way])[0]))
@@ -129,9 +130,9 @@ def test_every_goal_has_the_best_plan_by_its_own_measure(seed: int, pool_gpus: i
     known = costs({"reference": WorkCost(0.3, 0.0, 1e-3)}, pool_gpus)
     load, dealings = ways(seed, known)
     best = {
-        goal: min(rank(goal, found) for found in Outliner(known, policy("ours"), goal, load).outlines(dealings))
+        goal: min(rank(goal, found) for found in Outliner(Case(known, ADAPTIVE, goal, load)).outlines(dealings))
         for goal in GOALS[:3]
     }
-    every = [f for goal in GOALS[:3] for f in Outliner(known, policy("ours"), goal, load).outlines(dealings)]
+    every = [f for goal in GOALS[:3] for f in Outliner(Case(known, ADAPTIVE, goal, load)).outlines(dealings)]
     for goal in GOALS[:3]:
         assert best[goal][0] <= 1.05 * min(rank(goal, found)[0] for found in every)

@@ -1,4 +1,4 @@
-"""The trie against a brute-force set of prefixes, and the counterexample to the monotone search."""
+"""Tokens to compute against a brute-force set of prefixes; the counterexample to the monotone search; families."""
 
 from __future__ import annotations
 
@@ -6,38 +6,26 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.planner.prefixes import Prefixes, RadixTrie, unique_tokens
+from orchestrator.planner.prefixes import Prefixes
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12)
 
 
-@given(SEQUENCES)
-def test_unique_tokens_are_the_distinct_prefixes(sequences: list[list[int]]) -> None:
-    prefixes = {tuple(s[: k + 1]) for s in sequences for k in range(len(s))}
-    assert unique_tokens(sequences) == len(prefixes)
-
-
-@given(SEQUENCES, st.lists(st.integers(0, 2), max_size=8))
-def test_insert_and_match_agree_with_the_set(sequences: list[list[int]], extra: list[int]) -> None:
-    trie = RadixTrie()
-    prefixes: set[tuple[int, ...]] = set()
-    for s in sequences:
-        own = {tuple(s[: k + 1]) for k in range(len(s))}
-        assert trie.insert(s) == len(own - prefixes)
-        prefixes |= own
-    assert trie.match(extra) == sum(tuple(extra[: k + 1]) in prefixes for k in range(len(extra)))
+def distinct(sequences: list[list[int]]) -> int:
+    """Distinct prefixes, the empty one not counted: the tokens that a replica computes."""
+    return len({tuple(s[: k + 1]) for s in sequences for k in range(len(s))})
 
 
 def test_the_count_of_prefixes_is_not_monotone_in_savings() -> None:
     # seeds: samples aX, aY have one distinct prefix of length 1 and two of length 2: 3 tokens to compute, not 2 or 4.
     a, x, y = 1, 2, 3
-    assert unique_tokens([[a], [a]]) == 1
-    assert unique_tokens([[a, x], [a, y]]) == 3
+    assert Prefixes([[a], [a]]).tokens(np.array([0, 1])) == 1
+    assert Prefixes([[a, x], [a, y]]).tokens(np.array([0, 1])) == 3
 
 
 def test_grpo_with_three_samples_avoids_two_thirds() -> None:
-    prompts = [[k] * 90 for k in range(4)]
-    assert unique_tokens([p for p in prompts for _ in range(3)]) * 3 == 4 * 3 * 90
+    rows, shard = np.repeat(np.arange(4), 3), np.zeros(12, np.int64)
+    assert 3 * int(Prefixes([[k] * 90 for k in range(4)]).tokens_of(rows, shard, 1)[0]) == 4 * 3 * 90
 
 
 @given(st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=1, max_size=8))
@@ -49,9 +37,9 @@ def test_the_head_is_the_longest_common_prefix(sequences: list[list[int]]) -> No
 
 
 @given(st.data(), SEQUENCES.filter(len))
-def test_any_shard_is_counted_as_its_trie_has_it(data: st.DataObject, sequences: list[list[int]]) -> None:
+def test_any_shard_is_counted_by_its_distinct_prefixes(data: st.DataObject, sequences: list[list[int]]) -> None:
     rows = data.draw(st.lists(st.integers(0, len(sequences) - 1), min_size=1, unique=True))
-    assert Prefixes(sequences).tokens(np.array(rows)) == unique_tokens([sequences[row] for row in rows])
+    assert Prefixes(sequences).tokens(np.array(rows)) == distinct([sequences[row] for row in rows])
 
 
 def test_families_share_more_than_all_do() -> None:

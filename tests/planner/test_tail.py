@@ -26,7 +26,7 @@ def test_a_cut_by_hand() -> None:
     assert (end.uncut.time_s, end.uncut.replica_s) == (100, 180)
     choice = end.at(2)  # at 10 s two are left, with 90 and 70 steps to go: on one replica they end at 100 s
     assert (choice.migrate_to, choice.time_s, choice.replica_s) == (1, 100, 110)
-    np.testing.assert_allclose(end.finish_s(choice), [10, 10, 10, 10, 80, 100])
+    np.testing.assert_allclose(end.finish(choice)[0], [10, 10, 10, 10, 80, 100])
 
 
 def test_moving_costs_the_prefill_of_what_is_held() -> None:
@@ -45,7 +45,7 @@ def test_moving_costs_writing_and_reading_what_is_held() -> None:
     choice = end.at(2)
     assert choice.time_s == pytest.approx(13 + 0.06 + 2 + 0.12 + 90)
     assert choice.replica_s == pytest.approx(13.06 + 13.06 + 2 + 0.12 + 90)
-    np.testing.assert_allclose(end.finish_s(choice), [13, 13, 13.06 + 2.12 + 70, 13.06 + 2.12 + 90])
+    np.testing.assert_allclose(end.finish(choice)[0], [13, 13, 13.06 + 2.12 + 70, 13.06 + 2.12 + 90])
 
 
 def test_no_cut_where_it_frees_no_replica_or_nothing_is_left() -> None:
@@ -66,7 +66,7 @@ def test_remaining_instances_is_rlhfuses_m() -> None:
 def test_every_sample_finishes_and_none_before_its_own_steps(lengths: list[list[int]], below: int) -> None:
     end = tail([[float(v) for v in shard] for shard in lengths])
     choice = end.at(below)
-    finish = end.finish_s(choice)
+    finish = end.finish(choice)[0]
     expected = np.sort(np.concatenate([np.array(shard, dtype=float) for shard in lengths]))
     # With steps that cost the same whatever is in them, a cut changes nobody's finish.
     np.testing.assert_allclose(finish, expected)

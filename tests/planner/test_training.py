@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.planner.latency import WorkCost
-from orchestrator.planner.training import EARLY, Batch, Gangs, Trainer, at_once, fed, rank_counts
+from orchestrator.planner.training import EARLY, Batch, Gangs, Trainer, at_once, rank_counts, streamed
 
 Array = npt.NDArray[np.float64]
 
@@ -33,10 +33,10 @@ def test_a_fed_gang_begins_as_late_as_costs_no_time() -> None:
     """Groups at 1, 2 and 10 s, 4 s of one rank each: two ranks need 6 s. 10 + 2 is the end in any case, so 6 is early
     enough; loading and publishing take 1 s each, a start 3."""
     load = batch([2.0, 1.0, 10.0], [4.0, 4.0, 4.0])
-    first = nth(fed(load, WorkCost(2.0, 0.0, 1.0), [2], start_s=3.0, rooms_s=at(0.0), paces=(1.0,)), load)
-    assert (first.open_s, first.call_s, first.end_s, first.fed) == (2.0, 5.0, 13.0, True)
+    first = nth(streamed(load, WorkCost(2.0, 0.0, 1.0), [2], start_s=3.0, rooms_s=at(0.0), paces=(1.0,)), load)
+    assert (first.open_s, first.call_s, first.end_s, first.streamed) == (2.0, 5.0, 13.0, True)
     assert first.replica_s == 22.0
-    late = nth(fed(load, WorkCost(2.0, 0.0, 1.0), [2], start_s=3.0, rooms_s=at(6.0), paces=(1.0,)), load)
+    late = nth(streamed(load, WorkCost(2.0, 0.0, 1.0), [2], start_s=3.0, rooms_s=at(6.0), paces=(1.0,)), load)
     assert (late.open_s, late.call_s, late.end_s) == (6.0, 9.0, 17.0)
 
 
@@ -45,7 +45,7 @@ def test_what_a_gang_shares_of_its_call_is_divided_among_its_ranks() -> None:
     cost = WorkCost(2.0, 0.0, 1.0, shared_s=16.0)
     assert (cost.own_s(1), cost.own_s(4), cost.ranked_s(1, 12, 4)) == (18.0, 6.0, 9.0)
     load = batch([1.0], [12.0])
-    gangs = fed(load, cost, [2, 4], start_s=0.0, rooms_s=at(0.0, 0.0), paces=(1.0,))
+    gangs = streamed(load, cost, [2, 4], start_s=0.0, rooms_s=at(0.0, 0.0), paces=(1.0,))
     two, four = (nth(gangs, load, k) for k in (0, 1))
     assert (two.call_s, two.end_s) == (0.0, 5.0 + 6.0 + 5.0)
     assert (four.call_s, four.end_s) == (0.0, 3.0 + 3.0 + 3.0)
@@ -55,7 +55,7 @@ def test_what_a_gang_shares_of_its_call_is_divided_among_its_ranks() -> None:
 
 def test_the_longest_sample_is_one_ranks_work() -> None:
     load = batch([1.0, 2.0], [6.0, 6.0], longest=5.0)
-    found = fed(load, WorkCost(0.0, 0.0, 1.0), [12], start_s=0.0, rooms_s=at(0.0), paces=(1.0,))
+    found = streamed(load, WorkCost(0.0, 0.0, 1.0), [12], start_s=0.0, rooms_s=at(0.0), paces=(1.0,))
     assert nth(found, load).end_s == 7.0
 
 
@@ -66,7 +66,7 @@ def test_the_longest_sample_is_one_ranks_work() -> None:
 )
 def test_a_fed_gang_ends_when_a_server_would(groups: list[tuple[float, float]], ranks: int, room_at_s: float) -> None:
     load = batch([r for r, _ in groups], [w for _, w in groups])
-    found = fed(load, WorkCost(0.0, 0.0, 1.0), [ranks], start_s=0.0, rooms_s=at(room_at_s), paces=(1.0,))
+    found = streamed(load, WorkCost(0.0, 0.0, 1.0), [ranks], start_s=0.0, rooms_s=at(room_at_s), paces=(1.0,))
     for trainer in (nth(found, load, 0, k) for k in range(len(EARLY))):
         at_s = trainer.call_s
         for ready, work in sorted(groups):
@@ -81,13 +81,13 @@ def test_all_at_once_loads_before_the_samples_are_there() -> None:
     both = at_once(load, cost, [2, 1], ready_s=ready_s, start_s=3.0, rooms_s=at(0.0, 0.0), ahead=True, loads=True)
     eager, alone = nth(both, load, 0), nth(both, load, 1)
     assert alone.end_s == eager.end_s + 10.0
-    assert (eager.open_s, eager.call_s, eager.end_s, eager.fed) == (4.0, 7.0, 21.0, True)
+    assert (eager.open_s, eager.call_s, eager.end_s, eager.streamed) == (4.0, 7.0, 21.0, True)
     started = nth(
         at_once(load, cost, [2], ready_s=ready_s, start_s=3.0, rooms_s=at(0.0), ahead=True, loads=False), load
     )
-    assert (started.open_s, started.call_s, started.end_s, started.fed) == (6.0, 9.0, 23.0, False)
+    assert (started.open_s, started.call_s, started.end_s, started.streamed) == (6.0, 9.0, 23.0, False)
     cold = nth(at_once(load, cost, [2], ready_s=ready_s, start_s=3.0, rooms_s=at(10.0), ahead=True, loads=True), load)
-    assert (cold.open_s, cold.call_s, cold.end_s, cold.fed) == (10.0, 13.0, 27.0, False)
+    assert (cold.open_s, cold.call_s, cold.end_s, cold.streamed) == (10.0, 13.0, 27.0, False)
 
 
 def test_rank_counts() -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from orchestrator.planner.devices import device, shape
-from orchestrator.planner.policies import POLICIES, policy
+from orchestrator.planner.policies import ADAPTIVE
 from orchestrator.planner.scaling import Goal
+from orchestrator.simulation.baselines import POLICIES
 from orchestrator.simulation.job import Outcome, simulate
 from orchestrator.simulation.lengths import Lognormal, Trace
 from orchestrator.simulation.scenario import Scenario
@@ -23,7 +24,7 @@ SMALL = Scenario(
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Outcome]:
-    return {name: simulate(SMALL, policy(name), deterministic=True) for name in ("serverful", "rlhfless", "ours")}
+    return {name: simulate(SMALL, POLICIES[name], deterministic=True) for name in ("serverful", "rlhfless", "adaptive")}
 
 
 def test_every_policy_commits_the_same_history(outcomes: dict[str, Outcome]) -> None:
@@ -34,7 +35,7 @@ def test_every_policy_commits_the_same_history(outcomes: dict[str, Outcome]) -> 
 
 
 def test_a_simulation_repeats_itself_exactly() -> None:
-    first, again = (simulate(SMALL, policy("ours")) for _ in range(2))
+    first, again = (simulate(SMALL, ADAPTIVE) for _ in range(2))
     assert first.step_s == again.step_s
     assert first.total_gpu_s == again.total_gpu_s
 
@@ -42,24 +43,24 @@ def test_a_simulation_repeats_itself_exactly() -> None:
 def test_a_held_pool_is_paid_for_the_whole_time_and_functions_only_while_they_exist(
     outcomes: dict[str, Outcome],
 ) -> None:
-    held, ours = outcomes["serverful"], outcomes["ours"]
+    held, adaptive = outcomes["serverful"], outcomes["adaptive"]
     assert held.total_gpu_s == pytest.approx(8 * sum(held.step_s))
-    assert ours.total_gpu_s < 0.9 * held.total_gpu_s
+    assert adaptive.total_gpu_s < 0.9 * held.total_gpu_s
     paid = sum(
         {"generate": 1, "reference": 1, "train": 1}.get(u.function, 0) * ((u.stopped_s or 0.0) - u.started_s)
-        for u in ours.usage
+        for u in adaptive.usage
     )
-    assert ours.total_gpu_s == pytest.approx(paid)
+    assert adaptive.total_gpu_s == pytest.approx(paid)
 
 
 def test_predicted_step_time_is_within_15_percent_after_five_steps() -> None:
-    outcome = simulate(replace(SMALL, steps=14), policy("ours"))
+    outcome = simulate(replace(SMALL, steps=14), ADAPTIVE)
     errors = [m["planner/error/step"] for m in outcome.metrics[5:]]
     assert np.median(errors) < 0.15
     assert outcome.metrics[-1]["planner/length_tau"] > 0.5
 
 
-@pytest.mark.parametrize("name", ["rlhfuse", "ours"])
+@pytest.mark.parametrize("name", ["rlhfuse", "adaptive"])
 def test_every_sample_is_generated_once_with_cuts_and_a_critic(name: str) -> None:
     scenario = replace(SMALL, recipe="ppo", train_gpus=2, steps=4)
     outcome = simulate(scenario, POLICIES[name], goal=Goal("speed"))
@@ -78,7 +79,7 @@ def test_a_trace_fixes_the_lengths(tmp_path: Path) -> None:
         for i in range(4)
     ]
     path.write_text("\n".join(lines))
-    outcome = simulate(replace(SMALL, steps=2, lengths=Trace.read(path)), policy("ours"))
+    outcome = simulate(replace(SMALL, steps=2, lengths=Trace.read(path)), ADAPTIVE)
     assert outcome.plans[1].report.lengths == {g: [12 + g + i for i in range(4)] for g in range(12)}
 
 
@@ -99,10 +100,10 @@ def test_bad_traces_name_file_and_line(tmp_path: Path, line: str, message: str) 
 
 
 def test_one_prompt_one_sample() -> None:
-    outcome = simulate(replace(SMALL, prompts_per_step=1, samples_per_prompt=1, steps=3), policy("ours"))
+    outcome = simulate(replace(SMALL, prompts_per_step=1, samples_per_prompt=1, steps=3), ADAPTIVE)
     assert len(outcome.step_s) == 3
 
 
 def test_a_deadline_that_cannot_be_met_stops_the_job_and_says_what_would() -> None:
     with pytest.raises(BaseException, match=r"deadline of 0\.5 s cannot be met"):
-        simulate(SMALL, policy("ours"), goal=Goal("cost", deadline_s=0.5))
+        simulate(SMALL, ADAPTIVE, goal=Goal("cost", deadline_s=0.5))

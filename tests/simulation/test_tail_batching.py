@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from orchestrator.planner.latency import GenerateCost
-from orchestrator.planner.policies import policy
+from orchestrator.simulation.baselines import SERVERFUL
 from orchestrator.simulation.job import simulate
 from orchestrator.simulation.scenarios import find_scenario
 from orchestrator.simulation.tail_batching import tail_batching
@@ -20,7 +20,7 @@ SMALL = replace(find_scenario("3b-grpo-gsm8k"), prompts_per_step=16, steps=9, gp
 
 def test_without_more_than_is_wanted_it_is_the_serverful_loop() -> None:
     """Whose generation is simulated call by call."""
-    loop, rounds = simulate(SMALL, policy("serverful")), tail_batching(SMALL, eta=1.0)
+    loop, rounds = simulate(SMALL, SERVERFUL), tail_batching(SMALL, eta=1.0)
     np.testing.assert_allclose(rounds.step_s, loop.step_s, rtol=0.03)  # prompts are not dealt quite alike
     lengths = [plan.report.lengths for plan in loop.plans]
     for round_, found in zip(rounds.rounds, lengths, strict=True):
@@ -49,7 +49,7 @@ def test_a_round_by_hand() -> None:
     scenario = replace(SMALL, prompts_per_step=4, samples_per_prompt=2, steps=1, lengths=ByPrompt(), gpus=5)
     (first,) = tail_batching(scenario).rounds
     assert first.lengths == [[80, 90]] * 4
-    cost, prompt = scenario.models(policy("serverful"))["generate"].cost, 250
+    cost, prompt = scenario.models(SERVERFUL)["generate"].cost, 250
     assert isinstance(cost, GenerateCost)
     held = 3 * prompt * 90 + (80**2 + 2 * 90**2) / 2 - prompt * 10  # tokens x steps until the second one ends
     expected = 1.0 + cost.call_s + cost.prefill_token_s * prompt + cost.step_s * 90 + cost.kv_token_s * held

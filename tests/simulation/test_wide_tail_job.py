@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from orchestrator.base.errors import ConfigError
 from orchestrator.planner.base import TAIL
 from orchestrator.planner.devices import device, shape
-from orchestrator.planner.policies import policy
+from orchestrator.planner.policies import ADAPTIVE
 from orchestrator.planner.scaling import Goal
+from orchestrator.simulation.baselines import SERVERFUL
 from orchestrator.simulation.job import Outcome, simulate
 from orchestrator.simulation.lengths import Lognormal
 from orchestrator.simulation.scenario import Scenario
@@ -29,12 +30,12 @@ LONG = Scenario(
 
 @pytest.fixture(scope="module")
 def wide() -> Outcome:
-    return simulate(LONG, policy("ours"), goal=Goal("speed"))
+    return simulate(LONG, ADAPTIVE, goal=Goal("speed"))
 
 
 def most_gpus(outcome: Outcome, scenario: Scenario) -> int:
     """At any time: replicas that start or run, by the GPUs of each."""
-    gpus = {spec.name: spec.gpus for spec in scenario.specs(policy("ours"))}
+    gpus = {spec.name: spec.gpus for spec in scenario.specs(ADAPTIVE)}
     changes = [(u.started_s, gpus[u.function]) for u in outcome.usage]
     changes += [(u.stopped_s or float("inf"), -gpus[u.function]) for u in outcome.usage]
     return max(itertools.accumulate(change for _, change in sorted(changes)))
@@ -43,7 +44,7 @@ def most_gpus(outcome: Outcome, scenario: Scenario) -> int:
 def test_long_responses_end_on_more_gpus_and_the_step_sooner(wide: Outcome) -> None:
     assert any(step.plan.tail == TAIL for step in wide.plans)
     assert any(u.function == TAIL for u in wide.usage)
-    narrow = simulate(replace(LONG, tail_gpus=None), policy("ours"), goal=Goal("speed"))
+    narrow = simulate(replace(LONG, tail_gpus=None), ADAPTIVE, goal=Goal("speed"))
     assert sum(wide.step_s) < 0.9 * sum(narrow.step_s)
     for with_it, without in zip(wide.plans, narrow.plans, strict=True):
         assert with_it.report.lengths == without.report.lengths  # every sample came back as long as it is
@@ -53,7 +54,7 @@ def test_the_tail_s_time_is_charged_as_it_is(wide: Outcome) -> None:
     """Each call: 0.1 s, the weights over four links (before it where they could be), keys and values of what was cut
     (57344 bytes a token) too, and at least the roofline's step for each token of its longest.
     """
-    found = LONG.models(policy("ours"))[TAIL]
+    found = LONG.models(ADAPTIVE)[TAIL]
     assert found.start_s == 2.0
     calls = [call for step in wide.plans for call in step.report.calls if call.function == TAIL]
     assert calls
@@ -70,7 +71,7 @@ def test_the_tail_s_time_is_charged_as_it_is(wide: Outcome) -> None:
 
 def test_learning_is_the_same_with_and_without() -> None:
     histories = [
-        simulate(replace(LONG, tail_gpus=tail), policy("ours"), goal=Goal("speed"), deterministic=True).history
+        simulate(replace(LONG, tail_gpus=tail), ADAPTIVE, goal=Goal("speed"), deterministic=True).history
         for tail in (4, None)
     ]
     assert histories[0] == histories[1]
@@ -88,7 +89,7 @@ def test_no_pool_is_exceeded_and_no_job_waits_for_ever(
         LONG, recipe=recipe, gpus=gpus, tail_gpus=tail_gpus, train_gpus=None, steps=3, seed=seed,
         lengths=Lognormal.of(250, sigma, seed=seed), model=shape("Qwen2.5-3B"),
     )  # fmt: skip
-    outcome = simulate(scenario, policy("ours"), goal=goal)
+    outcome = simulate(scenario, ADAPTIVE, goal=goal)
     assert most_gpus(outcome, scenario) <= gpus
     for step in outcome.plans:
         assert sorted(len(lengths) for lengths in step.report.lengths.values()) == [4] * 12
@@ -104,8 +105,8 @@ def test_a_scenario_file_says_how_many_gpus_a_tail_has(tmp_path: Path) -> None:
     path.write_text("\n".join([*lines, "tail_gpus = 4"]))
     scenario = find_scenario(str(path))
     assert scenario.tail_gpus == 4
-    assert [s.gpus for s in scenario.specs(policy("ours")) if s.name == TAIL] == [4]
-    assert [s.name for s in scenario.specs(policy("serverful")) if s.name == TAIL] == []
+    assert [s.gpus for s in scenario.specs(ADAPTIVE) if s.name == TAIL] == [4]
+    assert [s.name for s in scenario.specs(SERVERFUL) if s.name == TAIL] == []
     for value, message in ((1, "tail_gpus is 1, fewer than the 2 of generate_gpus"), (9, "tail_gpus is 9, more than")):
         path.write_text("\n".join([*lines, f"tail_gpus = {value}"]))
         with pytest.raises(ConfigError, match=message):

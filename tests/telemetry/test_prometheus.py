@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 FILES = ROOT / "charts" / "rlhf-orchestrate" / "files"
 EVERYTHING = """
 [planner]
-policy = "ours"
+policy = "adaptive"
 budget_usd = 1000.0
 [algorithm]
 max_rollout_logprob_diff = 10.0

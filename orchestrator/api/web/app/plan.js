@@ -41,10 +41,10 @@ function Curve({ plan, priced, policy }) {
   ], [points, cost]);
   const axes = { scales: { cost: { range: (u, low, high) => [0, (high || 1) * 1.1] }, y: { range: (u, low, high) => [0, (high || 1) * 1.1] } },
     more: [{ scale: "cost", side: 1, size: 64, values: (u, values) => values.map((v) => (priced ? dollars(v) : number(v))) }] };
-  const goal = policy.policy === "ours" ? policy.objective ?? "knee" : policy.policy;
+  const goal = policy.policy === "adaptive" ? policy.objective ?? "knee" : policy.policy;
   if (points.length < 2) {
     return html`<${Panel} title="Time and cost by replicas"><p class="quietly">${policy.policy === "static"
-      ? html`The static planner takes the replicas that are configured and weighs nothing. With <code>planner.policy = "ours"</code> it weighs time against cost and shows both here.`
+      ? html`The static planner takes the replicas that are configured and weighs nothing. With <code>planner.policy = "adaptive"</code> it weighs time against cost and shows both here.`
       : "The planner has not seen enough to predict this step: it learns from each step, or from a roofline where planner.gpu names the device."}</p></${Panel}>`;
   }
   return html`<${Panel} title="Time and cost by replicas" note=${`chosen: ${plural(plan.chosen, "replica")} of generate (${goal})`}>

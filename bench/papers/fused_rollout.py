@@ -16,9 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.planner.devices import ModelShape, kv_capacity_tokens
-from orchestrator.planner.latency import GenerateCost, generate_prior
-from orchestrator.planner.mapping_costs import (
+from bench.papers.mapping_costs import (
     ALL_REDUCE_S,
     NODE_GPUS,
     Cluster,
@@ -27,6 +25,8 @@ from orchestrator.planner.mapping_costs import (
     pass_s,
     usable_bytes,
 )
+from orchestrator.planner.devices import ModelShape, kv_capacity_tokens
+from orchestrator.planner.latency import GenerateCost, generate_prior
 from orchestrator.planner.rollout import finish_times_s
 from orchestrator.planner.tail import ShardState
 
@@ -145,7 +145,7 @@ def saturation(cost: GenerateCost, held_tokens: float) -> int:
 def _gathered(system: System, shards: Sequence[ShardState], tensor: int, cut_s: float) -> tuple[Array, int]:
     """When samples are finished if what is left at `cut_s` goes on on m instances, ascending, and m."""
     finished = [s.finish_s[s.finish_s <= cut_s] for s in shards]
-    left = [s.left_at(cut_s) for s in shards if s.finish_s[-1] > cut_s]
+    left = [_left(s, cut_s) for s in shards if s.finish_s[-1] > cut_s]
     left.sort(key=lambda parts: -float(parts[1].sum()))
     cost = system.generate(tensor)
     held = float(sum(parts[0].sum() + parts[1].sum() for parts in left))
@@ -166,3 +166,16 @@ def _gathered(system: System, shards: Sequence[ShardState], tensor: int, cut_s: 
         move_s = tokens * system.actor.kv_bytes_per_token / bandwidth
         times.append(cut_s + move_s + finish_times_s(had, more, cost, max_batch=len(group), prefill_tokens=0.0))
     return np.sort(np.concatenate(times)), kept
+
+
+def _left(shard: ShardState, time_s: float) -> tuple[Array, Array]:
+    """Of the samples unfinished then: tokens held (prompt and response so far), and tokens to come. Progress is linear
+    between finishes.
+    """
+    first = int(np.searchsorted(shard.finish_s, time_s, side="right"))
+    before_s, steps = shard.finish_s[first - 1] if first else shard.begin_s, shard.steps
+    before = steps[first - 1] if first else 0.0
+    share = (time_s - before_s) / max(shard.finish_s[first] - before_s, 1e-12)
+    done = before + max(0.0, share) * (steps[first] - before)
+    made = np.maximum(0.0, done - shard.starts[first:])
+    return shard.prompt_tokens[first:] + made, shard.lengths[first:] - made

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.planner.mapping_costs import NODE_GPUS, Batch, Cluster, Parallelism, Role, stage_times, usable_bytes
+from bench.papers.mapping_costs import NODE_GPUS, Batch, Cluster, Parallelism, Role, stage_times, usable_bytes
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 
-from orchestrator.planner.schedules import FusedSchedule, Pipelines, Problem, Starts, peak
+from bench.papers.schedules import FusedSchedule, Pipelines, Problem, Starts, peak
 
 KEPT = 5
 """Schedules that tabu search takes turns with."""

@@ -9,40 +9,40 @@ from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import TAIL, FunctionLimits, PastStep, Prompt, StepPlan, StepRequest
 from orchestrator.planner.latency import GenerateCost
 from orchestrator.planner.learned import Priors
-from orchestrator.planner.policies import policy
+from orchestrator.planner.policies import ADAPTIVE
 from orchestrator.planner.scaling import Goal
-from orchestrator.planner.tail import ShardState, Tail, Wide
+from orchestrator.planner.tail import ShardState, Tail, TailFunction
 
 STEPS = GenerateCost(0.0, 0.0, 1.0, 0.0, 0.0)
 FASTER = GenerateCost(3.0, 0.0, 0.25, 0.0, 0.0)
 
 
-def tail(shards: list[list[float]], wide: Wide) -> Tail:
+def tail(shards: list[list[float]], function: TailFunction) -> Tail:
     states = [ShardState.of(np.zeros(len(s)), np.array(s), STEPS, 64, 0.0) for s in shards]
-    return Tail(states, STEPS, max_batch=64, kv_tokens=None, wide=wide)
+    return Tail(states, STEPS, max_batch=64, kv_tokens=None, function=function)
 
 
-def test_a_wide_tail_by_hand() -> None:
-    """At 10 s two samples are left, with 90 and 70 steps to go. The wide replica is asked for at 6, up at 10, loads for
+def test_a_tail_function_by_hand() -> None:
+    """At 10 s two samples are left, with 90 and 70 steps to go. Its replica is asked for at 6, up at 10, loads for
     3 s and ends at 13 + 90 / 4; both narrow ones are gone at 10."""
-    end = tail([[10, 10, 100], [10, 10, 80]], Wide(FASTER, 64, None, 4.0, 2, 2, 1, 4))
-    one, two = (c for c in end.widened((0.34,)) if c.cut_below == 2)
+    end = tail([[10, 10, 100], [10, 10, 80]], TailFunction(FASTER, 64, None, 4.0, 2, 2, 1, 4))
+    one, two = (c for c in end.to_function((0.34,)) if c.cut_below == 2)
     assert (one.function, one.migrate_to, one.open_s, one.begin_s, one.time_s) == (TAIL, 1, 6.0, 10.0, 35.5)
-    assert (one.replica_s, one.wide_s) == (20.0, 29.5)
-    np.testing.assert_allclose(end.finish_s(one), [10, 10, 10, 10, 30.5, 35.5])
+    assert (one.replica_s, one.tail_s) == (20.0, 29.5)
+    np.testing.assert_allclose(end.finish(one)[0], [10, 10, 10, 10, 30.5, 35.5])
     # Of two, the second finds its GPUs when the narrow ones are gone: both are asked for then.
     assert (two.open_s, two.begin_s, two.ends_s) == (10.0, 14.0, (39.5, 34.5))
 
 
 def test_a_pool_that_is_full_makes_the_tail_wait_for_shards_that_end() -> None:
-    wide = Wide(FASTER, 64, None, 4.0, 2, 2, 1, 3)
-    assert wide.room_at_s(1, np.array([8.0, 10.0])) == 8.0
-    (choice,) = tail([[5, 8], [10, 80]], wide).widened((0.25,))[:1]
+    function = TailFunction(FASTER, 64, None, 4.0, 2, 2, 1, 3)
+    assert function.room_at_s(1, np.array([8.0, 10.0])) == 8.0
+    (choice,) = tail([[5, 8], [10, 80]], function).to_function((0.25,))[:1]
     assert (choice.cut_below, choice.open_s, choice.begin_s) == (1, 8.0, 12.0)
-    assert Wide(FASTER, 64, None, 4.0, 2, 2, 1, None).room_at_s(2, np.array([8.0])) == 0.0
+    assert TailFunction(FASTER, 64, None, 4.0, 2, 2, 1, None).room_at_s(2, np.array([8.0])) == 0.0
 
 
-def planned(wide: GenerateCost, goal: Goal, lengths: list[int], gpus: int = 4) -> StepPlan:
+def planned(function: GenerateCost, goal: Goal, lengths: list[int], gpus: int = 4) -> StepPlan:
     """Eight prompts of one sample each, whose lengths never change; eight narrow GPUs."""
     prompts = [Prompt(i, i, (i, 7, 7)) for i in range(len(lengths))]
     functions = {
@@ -50,13 +50,13 @@ def planned(wide: GenerateCost, goal: Goal, lengths: list[int], gpus: int = 4) -
         TAIL: FunctionLimits(2, float(gpus), gpus),
     }
     narrow = GenerateCost(0.5, 0.01, 0.1, 0.001, 0.0)
-    priors = Priors(narrow, start_s={"generate": 2.0, TAIL: 2.0}, tail=wide)
-    planner = AdaptivePlanner(policy("ours"), goal=goal, priors=priors, pool_gpus=8)
+    priors = Priors(narrow, start_s={"generate": 2.0, TAIL: 2.0}, tail=function)
+    planner = AdaptivePlanner(ADAPTIVE, goal=goal, priors=priors, pool_gpus=8)
     planner.recall(PastStep(0, prompts, [[n] for n in lengths], [], frozenset(), 1.0), 400)
     return planner.plan(StepRequest(1, prompts, 1, 400, functions))
 
 
-def counted(plan: StepPlan, wide: GenerateCost, lengths: list[int]) -> float:
+def counted(plan: StepPlan, cost: GenerateCost, lengths: list[int]) -> float:
     """When the last sample is done, by taking every step of every replica one after the other; starts at 2 s."""
     begin_s, left, ended = 2.0 + 0.5, [], list[tuple[float, int]]()
     for shard in plan.shards:
@@ -74,8 +74,8 @@ def counted(plan: StepPlan, wide: GenerateCost, lengths: list[int]) -> float:
     ends = []
     for k in range(plan.migrate_to):
         own = more[k :: plan.migrate_to]
-        steps = sum(wide.step_s + wide.sequence_s * sum(n >= t for n, _ in own) for t in range(1, own[0][0] + 1))
-        ends.append(cut_s + wide.call_s + wide.prefill_token_s * sum(h for _, h in own) + steps)
+        steps = sum(cost.step_s + cost.sequence_s * sum(n >= t for n, _ in own) for t in range(1, own[0][0] + 1))
+        ends.append(cut_s + cost.call_s + cost.prefill_token_s * sum(h for _, h in own) + steps)
     return max(ends)
 
 
@@ -87,15 +87,15 @@ LENGTHS = [20, 25, 30, 35, 40, 45, 300, 360]
 )
 def test_the_tail_goes_where_the_last_sample_is_done_first(step_s: float, call_s: float, pays: bool) -> None:
     """From 45 tokens on the longest has 315 steps to go: 31.5 s here, `call_s` and 315 steps there."""
-    wide = GenerateCost(call_s, 0.002, step_s, 0.0005, 0.0)
-    plan = planned(wide, Goal("speed"), LENGTHS)
+    function = GenerateCost(call_s, 0.002, step_s, 0.0005, 0.0)
+    plan = planned(function, Goal("speed"), LENGTHS)
     assert (plan.tail == TAIL) == pays
-    assert plan.generated_s == pytest.approx(counted(plan, wide, LENGTHS), rel=0.02)
+    assert plan.generated_s == pytest.approx(counted(plan, function, LENGTHS), rel=0.02)
     if pays:
         assert plan.replicas[TAIL] == plan.migrate_to >= 1
         assert plan.prewarm_s[TAIL] == pytest.approx(next(s.start_s for s in plan.stages if s.function == TAIL) - 2.0)
         uncut_s = 2.0 + 0.5 + 0.03 + 0.101 * 360
-        assert counted(plan, wide, LENGTHS) < uncut_s
+        assert counted(plan, function, LENGTHS) < uncut_s
 
 
 @pytest.mark.parametrize(("step_s", "pays"), [(0.01, True), (0.05, False)])
@@ -107,9 +107,7 @@ def test_for_cost_four_gpus_have_to_be_four_times_as_fast(step_s: float, pays: b
         assert plan.predicted_cost_usd * 3600 == pytest.approx(2.5 + 0.24 + 36.0 + 0.001 * sum(LENGTHS), rel=0.01)
 
 
-def test_without_the_function_or_the_right_to_it_the_tail_stays() -> None:
-    lengths, wide = LENGTHS, GenerateCost(0.1, 0.0, 0.001, 0.0, 0.0)
-    plan = planned(wide, Goal("speed"), lengths, gpus=16)  # does not fit the pool
+def test_where_the_pool_has_no_room_for_it_the_tail_stays() -> None:
+    lengths, function = LENGTHS, GenerateCost(0.1, 0.0, 0.001, 0.0, 0.0)
+    plan = planned(function, Goal("speed"), lengths, gpus=16)  # does not fit the pool
     assert (plan.tail, plan.replicas[TAIL]) == ("generate", 0)
-    assert policy("ours").wide
-    assert not any(policy(name).wide for name in ("serverful", "rlhfuse", "rlhfless"))

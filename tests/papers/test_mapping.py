@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.planner.devices import shape
-from orchestrator.planner.latency import forward_prior
-from orchestrator.planner.mapping import allocations, fixed_mapping, map_models, partitions
-from orchestrator.planner.mapping_costs import (
+from bench.papers.mapping import allocations, fixed_mapping, map_models, partitions
+from bench.papers.mapping_costs import (
     HYBRIDFLOW,
     Batch,
     Parallelism,
@@ -18,6 +16,8 @@ from orchestrator.planner.mapping_costs import (
     times_of,
     width,
 )
+from orchestrator.planner.devices import shape
+from orchestrator.planner.latency import forward_prior
 
 SMALL, LARGE = shape("Llama-2-7B"), shape("Llama-2-13B")
 ACTOR, CRITIC = Role("actor", SMALL, True, True), Role("critic", SMALL, True)

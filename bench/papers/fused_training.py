@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.planner.mapping_costs import (
+from bench.papers.mapping_costs import (
     NODE_GPUS,
     Cluster,
     Parallelism,
@@ -23,8 +23,8 @@ from orchestrator.planner.mapping_costs import (
     update_s,
     usable_bytes,
 )
-from orchestrator.planner.schedule_search import search
-from orchestrator.planner.schedules import Pipelines, simulate
+from bench.papers.schedule_search import search
+from bench.papers.schedules import Pipelines, simulate
 
 EVALUATIONS = 3_000
 """Of the search for the fused schedule."""

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.papers.fused_rollout import System, best_tensor, fused, in_turn, instances, saturation
+from bench.papers.fused_training import Trained, train
+from bench.papers.mapping_costs import NODE_GPUS, RLHFUSE, Parallelism, Role, turn_s, update_s
 from orchestrator.planner.devices import kv_capacity_tokens, shape
-from orchestrator.planner.mapping_costs import NODE_GPUS, RLHFUSE, Parallelism, Role, turn_s, update_s
 from orchestrator.simulation.decoding import Item, schedule
-from orchestrator.simulation.fused_rollout import System, best_tensor, fused, in_turn, instances, saturation
-from orchestrator.simulation.fused_training import Trained, train
 
 SMALL, LARGE = shape("Llama-2-13B"), shape("Llama-33B")
 PASSES = [Role("reference", SMALL, False), Role("reward", LARGE, False), Role("critic", LARGE, True)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.planner.schedule_search import search
-from orchestrator.planner.schedules import FusedSchedule, Pipelines, Problem, Task, greedy, simulate
+from bench.papers.schedule_search import search
+from bench.papers.schedules import FusedSchedule, Pipelines, Problem, Task, greedy, simulate
 
 # Published by RLHFuse's authors: (pipelines, serial, greedy, annealed, lower bound).
 CASES = {

@@ -1,0 +1,87 @@
+"""Train functions: on how many ranks each, and from when. The choice for one leaves room to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.planner.base import GENERATE
+from orchestrator.planner.case import Case
+from orchestrator.planner.room import Room
+from orchestrator.planner.training import Batch, Gangs, at_once, rank_counts, streamed
+
+Array = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int64]
+
+BEAM = 8
+
+
+def trainers(
+    case: Case, batch: Batch, ready_s: Array, room: Room, generate_gpus: Numbers, spent: Array, beam: int
+) -> dict[str, Gangs]:
+    """The train functions, those that are streamed first, on as many ranks as the goal likes best; the best `beam`
+    choices are followed up. `generate_gpus`: of the next step's; `spent`: before. [R] each
+    """
+    costs, placed = case.costs, dict[str, Gangs]()
+    ready_s, spent = ready_s[:, None], spent[:, None]
+    end_s = ready_s
+    names = sorted(costs.trainers, key=lambda name: name not in case.streamed)
+    for name in names:
+        gangs = _options(case, name, batch, room, ready_s, end_s, spent)
+        worth = _worth(case, name, placed, gangs, generate_gpus, end_s, spent)
+        time_s, cost = (value.reshape(len(value), -1) for value in worth)
+        if name == names[-1] or beam == 1:
+            best = case.goal.best(time_s, cost)[:, None]
+        else:
+            best = np.lexsort(case.goal.rank(time_s, cost)[::-1], axis=1)[:, :beam]
+        before = best // gangs.end_s.shape[2]
+        gang = gangs.flat().pick(best)
+        placed = {n: g.pick(before) for n, g in placed.items()} | {name: gang}
+        room = room.less(before, gang.counts * costs.limits[name].gpus, gang.end_s)
+        spent = np.take_along_axis(spent, before, axis=1) + costs.price[name] * gang.mean_replica_s
+        end_s = np.maximum(np.take_along_axis(end_s, before, axis=1), gang.end_s)
+    return {name: gang.first() for name, gang in placed.items()}
+
+
+def _options(
+    case: Case, name: str, batch: Batch, room: Room, ready_s: Array, end_s: Array, spent: Array
+) -> Gangs:  # fmt: skip
+    """After each way to place those before, one for each number of ranks. [R, B, N]"""
+    cost, limits = case.costs.trainers[name], case.costs.limits[name]
+    start_s = 0.0 if name in case.costs.warm else case.costs.start_s[name]
+    most, price = limits.max_replicas, case.costs.price[name]
+    counts = rank_counts(limits.min_replicas or most, most) if case.policy.stream else [most]
+    rooms_s = room.at_s([count * limits.gpus for count in counts])
+    rooms_s = np.broadcast_to(rooms_s.reshape(len(rooms_s), -1, len(counts)), (*end_s.shape, len(counts)))
+    begin_s = end_s if case.policy.colocated else np.broadcast_to(ready_s, end_s.shape)
+    found = at_once(
+        batch, cost, counts, ready_s=begin_s, start_s=start_s, rooms_s=rooms_s, ahead=case.ahead,
+        loads=case.policy.stream,
+    )  # fmt: skip
+    if name in case.streamed:
+        found = found.beside(streamed(batch, cost, counts, start_s=start_s, rooms_s=rooms_s, paces=case.paces))
+    ends_s: Array = np.maximum(ready_s[:, :, None, None], found.mean_end_s)
+    best = case.goal.best(ends_s, price * found.mean_replica_s + spent[:, :, None, None])
+    return found.pick(best[..., None]).first()
+
+
+def _worth(
+    case: Case, name: str, placed: Mapping[str, Gangs], gangs: Gangs, generate_gpus: Numbers, end_s: Array,
+    spent: Array,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Time and cost of the step so far. [R, B, N] each"""
+    start_s, pool = case.costs.start_s[GENERATE], case.costs.pool_gpus
+    again_s = np.full(gangs.end_s.shape, 0.0 if case.ahead else start_s)
+    if case.ahead and pool is not None:  # else it finds room
+        last_s = gangs.end_s
+        for g in placed.values():
+            last_s = np.maximum(last_s, g.end_s[:, :, None])
+        last_s = last_s - start_s
+        there = gangs.counts * (gangs.end_s > last_s)
+        for g in placed.values():
+            there = there + g.counts[:, :, None] * (g.end_s[:, :, None] > last_s)
+        again_s[generate_gpus[:, None, None] + case.costs.rank_gpus * there > pool] = start_s
+    time_s: Array = np.maximum(end_s[:, :, None], gangs.mean_end_s) + again_s
+    return time_s, spent[:, :, None] + case.costs.price[name] * gangs.mean_replica_s

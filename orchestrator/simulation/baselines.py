@@ -1,0 +1,19 @@
+"""Policies that `simulate` compares the adaptive one with: a reserved cluster, and two systems that were published.
+
+| | replicas | shards | cut | tail goes on | fused | kept |
+|---|---|---|---|---|---|---|
+| serverful | all, always | balanced | never | | no | all |
+| rlhfuse | all, always | balanced | at 20 % | on replicas of generate | yes | all |
+| rlhfless | weighted T, C | similar | at 20 % | on replicas of generate | no | none, prewarmed |
+
+None streams its training or has a tail function. RollPacker's rounds are no policy (tail_batching.py).
+"""
+
+from __future__ import annotations
+
+from orchestrator.planner.policies import ADAPTIVE, Policy
+
+SERVERFUL = Policy("serverful", "all", "balanced", "never", "no", "all", prewarm=False, colocated=True)
+RLHFUSE = Policy("rlhfuse", "all", "balanced", "fixed", "yes", "all", prewarm=False, colocated=True)
+RLHFLESS = Policy("rlhfless", "weighted", "similar", "fixed", "no", "none", prewarm=True, colocated=False)
+POLICIES = {policy.name: policy for policy in (SERVERFUL, RLHFUSE, RLHFLESS, ADAPTIVE)}
