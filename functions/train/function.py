@@ -23,6 +23,7 @@ from functions.base.samples import SampleBatch
 from functions.base.wire import Call, Event, Json, Version
 from functions.call.function import Context, FatalError
 from functions.call.inputs import read_columns, read_samples
+from functions.call.train_params import TrainParams
 from functions.exchange.base import NotFound
 from functions.models.packing import Pack
 from functions.models.pretrained import pick_device
@@ -31,7 +32,6 @@ from functions.train.feed import Feed
 from functions.train.gang import ALONE, GangParams, Ranks, meet
 from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
-from functions.train.params import TrainParams
 from functions.train.progress import Progress
 from functions.train.state import Structure, TrainState, load, publish_state
 from functions.train.step import Check, accumulate, batch_logprobs, blame, totals_of

@@ -22,12 +22,12 @@ from functions.algorithms.registry import call_with
 from functions.algorithms.value_loss import value_loss
 from functions.call.function import FatalError
 from functions.call.inputs import sample_name
+from functions.call.train_params import TrainParams
 from functions.models.packing import Pack
 from functions.train.batch import Targets, TrainBatch
 from functions.train.mismatch import note
 from functions.train.named import named
 from functions.train.parallel import Forward, Share, idle_pass
-from functions.train.params import TrainParams
 
 Metrics = dict[str, Tensor]
 Check = Callable[[int], None]

@@ -22,12 +22,12 @@ from functions.algorithms.metrics import averaged, combine_metrics
 from functions.base.samples import Columns
 from functions.base.wire import FeedPart
 from functions.call.function import Context, FatalError
+from functions.call.train_params import TrainParams
 from functions.models.packing import Pack
 from functions.train.batch import Targets, TrainBatch, build, masked, targets
 from functions.train.feed import Intake
 from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
-from functions.train.params import TrainParams
 from functions.train.progress import Progress
 from functions.train.state import TrainState
 from functions.train.step import accumulate, blame, totals_of

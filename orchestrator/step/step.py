@@ -21,14 +21,15 @@ import numpy as np
 
 from functions.base.samples import Columns, SampleBatch
 from functions.base.wire import CACHES, Call, Event, Json, Ref, Version
+from functions.call.train_params import TrainParams
 from functions.exchange.base import checksum
-from functions.train.params import TrainParams
 from orchestrator.base.canonical import canonical
 from orchestrator.base.errors import RunError
 from orchestrator.base.stream import Stream
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet, Stage
 from orchestrator.job.prompts import PromptSet
+from orchestrator.job.roles import TRAINERS
 from orchestrator.planner.base import StepPlan
 from orchestrator.step.dataflow import (
     Finished,
@@ -60,10 +61,8 @@ class Step:
     prompts: PromptSet
     plan: StepPlan
     versions: dict[str, Version]
-    settings: Mapping[str, Any]
-    """What `train` passes on: the recipe's choices, and the job's over them (orchestrator/recipes/settings.py)."""
-    optimizers: Mapping[str, Any]
-    """Optimizer settings of models that have their own."""
+    settings: Mapping[str, TrainParams]
+    """What `train` passes on, by model: the recipe's choices, and the job's over them (recipes/settings.py)."""
     options: Mapping[str, Any]
     """The recipe's options, and the job's over them."""
     sampling: Mapping[str, Any]
@@ -107,14 +106,14 @@ class Step:
     def reference(self, samples: Samples) -> list[Scores]:
         """What a KL penalty wants, where the job has one: log-probabilities of the sampled tokens (penalty_models)."""
         names = {"reference": ("ref_logprobs", "ref"), "actor": ("old_logprobs", "old_log_prob")}
-        models = penalty_models(self.settings, self.versions)
+        models = penalty_models(self.settings["actor"].kl, self.versions)
         return [self.logprobs(samples, model=m, column=names[m][0], name=names[m][1]) for m in models]
 
     def logprobs(
         self, samples: Samples, *, model: str = "reference", column: str = "ref_logprobs", name: str = "ref"
     ) -> Scores:
         """A model's log-probabilities of the sampled tokens, by the reference function."""
-        params = {"temperature": self.settings["temperature"], "column": column}
+        params = {"temperature": self.settings["actor"].temperature, "column": column}
         return self._columns(samples, name, "reference", "logprobs", params, weights={"model": model})
 
     def values(self, samples: Samples, *, model: str = "critic", column: str = "values") -> Scores:
@@ -304,14 +303,7 @@ class Step:
         self, model: str, rollouts: Sequence[Samples], columns: Sequence[Scores], only: Collection[int] | None,
         settings: Mapping[str, Any],
     ) -> Json:  # fmt: skip
-        function = "train" if model == "actor" else f"train-{model}"
-        params = {
-            **self.settings,
-            "objective": "policy" if model == "actor" else "value",
-            "optimizer": self.optimizers.get(model, self.settings["optimizer"]),
-            **settings,
-            "model": model,
-        }
+        function, params = TRAINERS[model].name, self.settings[model].over(settings)
 
         async def whole() -> Call:
             """The call that has all samples and columns as inputs, when they are there."""
@@ -319,14 +311,13 @@ class Step:
                 "samples": [ref for samples in rollouts for ref in await samples.refs()],
                 "columns": [ref for scores in columns for ref in await scores.refs()],
             }
-            dropped = {"dropped": _dropped(rollouts, columns, only)}
-            return self._call(function, "train", inputs, {"policy": self.versions[model]}, params | dropped)
+            told = replace(params, dropped=_dropped(rollouts, columns, only)).to_json()
+            return self._call(function, "train", inputs, {"policy": self.versions[model]}, told)
 
         fed = function in self.plan.feed_s and only is None and len(rollouts) == 1
         async with self.fleet.stage(function, max(1, self.plan.replicas[function])) as stage:
             if fed:
-                stream = not self.deterministic and TrainParams.from_json(params).streams
-                done = await self._fed(stage, model, params, rollouts[0], columns, whole, stream)
+                done = await self._fed(stage, model, params, rollouts[0], columns, whole)
             else:
                 done = await _answer(stage, await whole())
             self._account(f"update_{model}", stage)
@@ -339,11 +330,11 @@ class Step:
         return dict(done.data)
 
     async def _fed(
-        self, stage: Stage, model: str, params: Json, samples: Samples, columns: Sequence[Scores],
-        whole: Callable[[], Awaitable[Call]], stream: bool,
+        self, stage: Stage, model: str, params: TrainParams, samples: Samples, columns: Sequence[Scores],
+        whole: Callable[[], Awaitable[Call]],
     ) -> Event:  # fmt: skip
-        """The `done` of a call that starts while generation goes on, when the plan says. Without `stream` it only loads
-        what it needs, and trains when the last part has come.
+        """The `done` of a call that starts while generation goes on, when the plan says. Where it cannot stream it only
+        loads what it needs, and trains when the last part has come.
         """
         prefix = f"calls/s{self.number:06d}.{stage.function}.{model}.e{self.epoch}.feed/"
         feeder = Feeder(
@@ -363,7 +354,8 @@ class Step:
             for waiting in due:
                 waiting.cancel()
             weights = {"policy": self.versions[model]}
-            fed = {**params, "feed": {"prefix": prefix, "stream": stream}}
+            stream = params.streams and not self.deterministic
+            fed = {**params.to_json(), "feed": {"prefix": prefix, "stream": stream}}
             return await _answer(stage, self._call(stage.function, "train", {}, weights, fed))
 
     async def _due(self, planned_s: float, behind: bool) -> None:
@@ -381,7 +373,7 @@ async def _answer(stage: Stage, call: Call) -> Event:
 
 def _dropped(
     rollouts: Sequence[Samples], columns: Sequence[Scores], only: Collection[int] | None
-) -> list[tuple[int, int]]:
+) -> tuple[tuple[int, int], ...]:
     """(group, index) of the samples that are not trained on: without a score, or of groups that are not wanted."""
     failed = {(f["group"], f["index"]) for scores in columns for e in scores.items for f in e.data.get("failed", ())}
     unwanted = {
@@ -391,7 +383,7 @@ def _dropped(
         for group, index in zip(item.group, item.index, strict=True)
         if only is not None and group not in only
     }
-    return sorted(failed | unwanted)
+    return tuple(sorted(failed | unwanted))
 
 
 def derived_seed(seed: int, step: int, purpose: str) -> int:

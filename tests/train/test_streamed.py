@@ -18,11 +18,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from functions.base.samples import Columns, Finish, Ragged, SampleBatch
 from functions.base.wire import Call, FeedPart, Json, Ref, Version
 from functions.call.function import Cancelled, Context, FatalError
+from functions.call.train_params import TrainParams
 from functions.exchange.base import NotFound
 from functions.exchange.directory import DirectoryExchange
 from functions.models.pretrained import save_model
 from functions.train.function import TrainFunction
-from functions.train.params import TrainParams
 from functions.weights.base import import_model
 from functions.weights.store import fetch, fetch_state
 from tests.support.gang import ranks_of, run_gang
