@@ -198,6 +198,18 @@ class TrainParams:
         return self.aggregation_norm
 
     @property
+    def rejects(self) -> bool:
+        """Whether samples or tokens may leave the mask for the mismatch of engine and trainer."""
+        return self.correction is not None and bool(self.correction.reject)
+
+    @property
+    def wants_old(self) -> bool:
+        """Whether the log-probabilities of the weights before the step are computed before its first gradient: they
+        change within it, or are part of what is trained on."""
+        in_reward = self.kl is not None and self.kl.where == "reward"
+        return self.epochs * self.mini_batches > 1 or in_reward or self.rejects or self.advantage == "distillation"
+
+    @property
     def streams(self) -> bool:
         """Whether a sample's gradient needs no more than its own prompt group, up to the batch's denominator: then the
         step can begin while other groups are still generated (functions/train/streamed.py)."""
@@ -205,7 +217,7 @@ class TrainParams:
             return False
         if self.objective == "value":  # returns are not whitened; a fixed KL in the reward is the sample's own
             return self.kl is None or self.kl.target is None
-        if self.kl is not None and self.kl.where == "reward":
+        if self.wants_old:
             return False
         whole = self.advantage == "gae" and self.advantage_options.get("whiten_advantages", True)
         return self.advantage in ("grpo", "dr_grpo", "rloo", "remax", "gae") and not whole
