@@ -91,7 +91,9 @@ def measure(samples: int, n: int, replicas: int, mode: str, steps: int) -> tuple
     starts = dict.fromkeys((*FUNCTIONS, TAIL), 20.0)
     tail = generate_prior(gpu, model, 4, call_s=0.1) if mode != "plain" else None
     priors = Priors(generate_prior(gpu, model, call_s=0.1), work, starts, tail=tail)
-    planner = AdaptivePlanner(ADAPTIVE, priors=priors, pool_gpus=replicas if mode == "pool" else None)
+    planner = AdaptivePlanner(
+        ADAPTIVE, priors=priors, pool_gpus=replicas if mode == "pool" else None, gangs=FUNCTIONS[5:]
+    )
     plan_ms, observe_ms = [], []
     for step in range(steps):
         asked = request(step, samples, n, replicas, mode, rng)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from functions.base.suggest import did_you_mean
 from functions.call.function import FatalError
 
 Params = TypeVar("Params")
@@ -25,8 +25,7 @@ def parse(kind: type[Params], value: Mapping[str, Any], where: str) -> Params:
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in value:
         if name not in fields:
-            close = difflib.get_close_matches(str(name), fields, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(fields))}"
+            hint = did_you_mean(str(name), fields) or f"; known are {', '.join(sorted(fields))}"
             raise FatalError(f"{where}: unknown key {name!r}{hint}")
     types_of = typing.get_type_hints(kind)
     arguments = {}

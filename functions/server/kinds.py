@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from typing import Any, cast
 
+from functions.base.suggest import did_you_mean
 from functions.call import userfile
 from functions.call.function import FatalError, Function
 
@@ -24,7 +24,7 @@ def load(kind: str) -> Any:
     Its module is imported now and not before: a reward replica imports no torch unless its scorer needs it.
     """
     if kind not in KINDS and ":" not in kind:
-        raise FatalError(f"unknown function kind {kind!r}{_suggest(kind, KINDS)}; kinds: {', '.join(KINDS)}")
+        raise FatalError(f"unknown function kind {kind!r}{did_you_mean(kind, KINDS)}; kinds: {', '.join(KINDS)}")
     return userfile.load(KINDS.get(kind, kind))
 
 
@@ -43,13 +43,10 @@ def build(kind: str, options: Mapping[str, Any]) -> Function:
     for name in options:
         if name not in known:
             listed = ", ".join(known) or "none"
-            raise FatalError(f"function kind {kind!r} has no option {name!r}{_suggest(name, known)}; options: {listed}")
+            raise FatalError(
+                f"function kind {kind!r} has no option {name!r}{did_you_mean(name, known)}; options: {listed}"
+            )
     try:
         return cast(Function, function(**options))
     except (TypeError, ValueError) as error:
         raise FatalError(f"options of function kind {kind!r}: {error}") from error
-
-
-def _suggest(name: str, known: Any) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

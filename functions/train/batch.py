@@ -17,8 +17,8 @@ from functions.algorithms.registry import call_with
 from functions.algorithms.rewards import overlong_penalty, penalized_scores, scale_scores, token_rewards
 from functions.base.samples import Columns, Finish, SampleBatch
 from functions.call.function import FatalError
+from functions.call.train_params import TrainParams
 from functions.train.named import named
-from functions.train.params import TrainParams
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from functions.base.samples import SampleBatch
 from functions.base.wire import Call, Event, Json, Version
 from functions.call.function import Context, FatalError
 from functions.call.inputs import read_columns, read_samples
+from functions.call.train_params import TrainParams
 from functions.exchange.base import NotFound
 from functions.models.packing import Pack
 from functions.models.pretrained import pick_device
@@ -31,10 +32,9 @@ from functions.train.feed import Feed
 from functions.train.gang import ALONE, GangParams, Ranks, meet
 from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
-from functions.train.params import TrainParams
 from functions.train.progress import Progress
 from functions.train.state import Structure, TrainState, load, publish_state
-from functions.train.step import Check, accumulate, batch_logprobs, blame, totals_of
+from functions.train.step import Check, accumulate, batch_logprobs, blame, denominators, kept_mask
 from functions.train.streamed import optimize_streamed, whole_batch
 from functions.train.update import check_bound, prefix_shared, share_of, token_counts, training, update
 from functions.weights.manifest import Manifest, label, read_manifest
@@ -135,13 +135,14 @@ def optimize(
         goal = targets(batch, params, old, state.carry)
         if old is not None and params.objective == "policy":
             _check_mismatch(batch, old, params)
+        kept = kept_mask(batch, old, params)
         parts, computed = list[dict[str, float]](), 0
         for epoch in range(params.epochs):
             for number, rows in enumerate(mini_batches(batch, params.mini_batches)):
                 own = share_of(state, batch, rows, params)
                 computed += own.tokens
                 progress.stage(f"epoch {epoch + 1}, mini-batch {number + 1}", len(own.packs))
-                parts.append(_one_step(state, own, rows, batch, goal, old, params, progress))
+                parts.append(_one_step(state, own, rows, batch, goal, old, kept, params, progress))
     metrics = {name: _over_steps(name, parts) for name in parts[0]} | goal.metrics
     metrics[f"{prefix}/lr"] = parts[-1][f"{prefix}/lr"]
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
@@ -166,10 +167,11 @@ def _one_step(
     batch: TrainBatch,
     goal: Targets,
     old: Tensor | None,
+    kept: Tensor,
     params: TrainParams,
     check: Check,
 ) -> dict[str, float]:
-    totals = totals_of(batch, rows, params)
+    totals = denominators(batch, rows, kept, params)
 
     def add(some: Share) -> list[dict[str, Tensor]]:
         return accumulate(state.forward, some, batch, goal, old, totals, params, check)
@@ -197,11 +199,10 @@ def mini_batches(batch: TrainBatch, count: int) -> list[list[int]]:
 def _old_logprobs(
     state: TrainState, batch: TrainBatch, params: TrainParams, own: Share, progress: Progress
 ) -> Tensor | None:
-    """Log-probabilities of the weights before the step, where they are needed before it or differ within it."""
+    """Log-probabilities of the weights before the step, where it wants them."""
     if "old_logprobs" in batch.token or not state.forward.policy:
         return batch.token.get("old_logprobs")
-    in_reward = params.kl is not None and params.kl.where == "reward"
-    if params.epochs * params.mini_batches == 1 and not in_reward and params.advantage != "distillation":
+    if not params.wants_old:
         return None
     progress.stage("old log-probabilities", len(own.packs))
     return state.ranks.sum(batch_logprobs(state.forward, own, batch, params, progress))

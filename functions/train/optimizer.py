@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from functions.call.train_params import OptimizerParams
 from functions.train.parallel import full_scalar, placed
-from functions.train.params import OptimizerParams
 
 MASTER = "master/"
 _MOMENTS = ("exp_avg", "exp_avg_sq")

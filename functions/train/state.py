@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 
 from functions.base.wire import Json, Version
 from functions.call.function import Context, FatalError
+from functions.call.train_params import LoraParams, TrainParams
 from functions.models.forward import output_head
 from functions.models.lora import adapter_tensors, add_adapters, load_adapters
 from functions.models.pretrained import checkpoint_names, checkpoint_tensors, load_causal_lm, load_critic, own_tensors
 from functions.train.gang import ALONE, Ranks, await_value
 from functions.train.optimizer import MASTER, Optimizer
 from functions.train.parallel import Forward, placed, shard, whole
-from functions.train.params import LoraParams, TrainParams
 from functions.train.parts import fetch_own, own_blocks
 from functions.train.sharded import Weights, sharded_model
 from functions.weights.blobs import Blob, Written, commit, write_blobs

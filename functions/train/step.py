@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from functions.algorithms.aggregation import Totals, batch_totals
-from functions.algorithms.correction import rollout_correction
+from functions.algorithms.correction import Correction, rollout_correction
 from functions.algorithms.entropy import entropy_loss
 from functions.algorithms.kl import kl_loss
 from functions.algorithms.policy_losses import POLICY_LOSSES
@@ -22,12 +23,12 @@ from functions.algorithms.registry import call_with
 from functions.algorithms.value_loss import value_loss
 from functions.call.function import FatalError
 from functions.call.inputs import sample_name
+from functions.call.train_params import TrainParams
 from functions.models.packing import Pack
 from functions.train.batch import Targets, TrainBatch
 from functions.train.mismatch import note
 from functions.train.named import named
 from functions.train.parallel import Forward, Share, idle_pass
-from functions.train.params import TrainParams
 
 Metrics = dict[str, Tensor]
 Check = Callable[[int], None]
@@ -40,14 +41,54 @@ def precision(params: TrainParams, device: torch.device) -> AbstractContextManag
     return torch.autocast(device.type, torch.bfloat16)
 
 
-def totals_of(batch: TrainBatch, rows: Sequence[int], params: TrainParams) -> Totals:
-    """Denominators of the samples `rows`, with the constant of the aggregation."""
+class Denominators(NamedTuple):
+    """Of a (mini-)batch. The two differ where the correction rejects."""
+
+    sampled: Totals
+    """Of the mask before rejection: the correction's metrics are shares of it."""
+    trained: Totals
+    """Of what is left: the losses'. In verl too a rejected token is in no mean
+    (verl/trainer/ppo/rollout_corr_helper.py, compute_rollout_correction_and_add_to_batch)."""
+
+
+def kept_mask(batch: TrainBatch, old_logprobs: Tensor | None, params: TrainParams) -> Tensor:
+    """[N]: the mask without what the correction rejects."""
+    if not params.rejects or params.objective == "value":
+        return batch.mask
+    assert old_logprobs is not None, "TrainParams.wants_old"
+    totals = _totals(batch, batch.trained_rows(), batch.mask, params)
+    return _correction(old_logprobs, batch.rollout_logprobs, batch.segment, batch.mask, totals, params).mask
+
+
+def denominators(batch: TrainBatch, rows: Sequence[int], kept: Tensor, params: TrainParams) -> Denominators:
+    """Of the samples `rows`, of which `kept` [N] trains. Raises FatalError where that is nothing."""
+    trained = _totals(batch, rows, kept, params)
+    if not trained.tokens:
+        raise FatalError("correction.reject: every token of a mini-batch is rejected, nothing is left to train on")
+    return Denominators(_totals(batch, rows, batch.mask, params), trained)
+
+
+def _totals(batch: TrainBatch, rows: Sequence[int], mask: Tensor, params: TrainParams) -> Totals:
+    """With the constant of the aggregation."""
     chosen = torch.zeros(batch.count, dtype=torch.bool)
     chosen[list(rows)] = True
     inside = chosen[batch.segment]
-    return batch_totals(
-        mask=batch.mask[inside], segment=batch.segment[inside], num_sequences=len(rows), norm=params.norm
-    )
+    return batch_totals(mask=mask[inside], segment=batch.segment[inside], num_sequences=len(rows), norm=params.norm)
+
+
+def _correction(
+    old: Tensor, rollout: Tensor, segment: Tensor, mask: Tensor, totals: Totals, params: TrainParams
+) -> Correction:
+    settings = params.correction
+    if settings is None:  # the metrics alone
+        return rollout_correction(
+            logprobs=old, rollout_logprobs=rollout, segment=segment, mask=mask, totals=totals, level=None
+        )
+    reject = {name: tuple(bound) if isinstance(bound, list) else bound for name, bound in settings.reject.items()}
+    return rollout_correction(
+        logprobs=old, rollout_logprobs=rollout, segment=segment, mask=mask, totals=totals,
+        level=settings.level, cap=settings.cap, floor=settings.floor, reject=reject,
+    )  # fmt: skip
 
 
 def batch_logprobs(forward: Forward, share: Share, batch: TrainBatch, params: TrainParams, check: Check) -> Tensor:
@@ -71,7 +112,7 @@ def accumulate(
     batch: TrainBatch,
     targets: Targets,
     old_logprobs: Tensor | None,
-    totals: Totals,
+    totals: Denominators,
     params: TrainParams,
     check: Check,
 ) -> list[Metrics]:
@@ -95,7 +136,7 @@ def accumulate(
                 loss, metrics = _policy_objective(logprobs, entropy, tensors, totals, params, batch)
             else:
                 (values,) = outputs
-                loss, metrics = _value_objective(values, tensors, totals, params, batch)
+                loss, metrics = _value_objective(values, tensors, totals.trained, params, batch)
         if not bool(torch.isfinite(loss)):
             raise FatalError(f"loss is {float(loss.detach())} over {_samples(batch, pack)}")
         loss.backward()  # type: ignore[no-untyped-call]
@@ -122,43 +163,24 @@ def _policy_objective(
     logprobs: Tensor,
     entropy: Tensor,
     tensors: Mapping[str, Tensor],
-    totals: Totals,
+    totals: Denominators,
     params: TrainParams,
     batch: TrainBatch,
 ) -> tuple[Tensor, Metrics]:
     _check_finite(logprobs, tensors, batch, "log-probability")
     segment, old = tensors["segment"], tensors.get("old_logprobs", logprobs.detach())
-    settings = params.correction
-    options: dict[str, object] = {"level": None}
-    if settings is not None:
-        options = {
-            "level": settings.level,
-            "cap": settings.cap,
-            "floor": settings.floor,
-            "reject": {k: tuple(v) if isinstance(v, list) else v for k, v in settings.reject.items()},
-        }
-    correction = call_with(
-        rollout_correction,
-        {
-            "logprobs": old,
-            "rollout_logprobs": tensors["rollout_logprobs"],
-            "segment": segment,
-            "mask": tensors["mask"],
-            "totals": totals,
-        },
-        options,
-    )
+    correction = _correction(old, tensors["rollout_logprobs"], segment, tensors["mask"], totals.sampled, params)
     shared = {
         "logprobs": logprobs,
         "segment": segment,
         "mask": correction.mask,
-        "totals": totals,
+        "totals": totals.trained,
         "aggregation": params.aggregation,
     }
     available = shared | {
         "old_logprobs": old,
         "advantages": tensors["advantages"],
-        "weights": None if settings is None else correction.weights,
+        "weights": None if params.correction is None else correction.weights,
     }
     loss, policy_metrics = call_with(named(params.loss, POLICY_LOSSES), available, params.loss_options)
     metrics = correction.metrics | policy_metrics

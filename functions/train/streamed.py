@@ -22,15 +22,15 @@ from functions.algorithms.metrics import averaged, combine_metrics
 from functions.base.samples import Columns
 from functions.base.wire import FeedPart
 from functions.call.function import Context, FatalError
+from functions.call.train_params import TrainParams
 from functions.models.packing import Pack
 from functions.train.batch import Targets, TrainBatch, build, masked, targets
 from functions.train.feed import Intake
 from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
-from functions.train.params import TrainParams
 from functions.train.progress import Progress
 from functions.train.state import TrainState
-from functions.train.step import accumulate, blame, totals_of
+from functions.train.step import Denominators, accumulate, blame, denominators
 from functions.train.update import check_bound, share_of, token_counts, training, update
 
 Metrics = dict[str, float]
@@ -98,7 +98,8 @@ def _add(
 ) -> list[dict[str, Tensor]]:
     """The packs' gradients, as sums: to be divided when the denominators are known."""
     unit = Totals(tokens=1, sequences=1, norm=params.norm)
-    return accumulate(state.forward, own, batch, goal, batch.token.get("old_logprobs"), unit, params, progress)
+    old = batch.token.get("old_logprobs")
+    return accumulate(state.forward, own, batch, goal, old, Denominators(unit, unit), params, progress)
 
 
 def _step(
@@ -109,7 +110,7 @@ def _step(
     params: TrainParams,
     progress: Progress,
 ) -> Metrics:
-    totals = totals_of(whole, whole.trained_rows(), params)
+    totals = denominators(whole, whole.trained_rows(), whole.mask, params).trained
     state.optimizer.divide_grads(denominator(totals, params.aggregation))
     added = combine_metrics(state.ranks.gather(combine_metrics(sums)))
     metrics = averaged(added, totals, params.aggregation)

@@ -11,12 +11,12 @@ import numpy.typing as npt
 from transformers import PreTrainedModel
 
 from functions.call.function import FatalError
+from functions.call.train_params import TrainParams
 from functions.models.forward import shares_prefix
 from functions.models.packing import Pack, make_packs
 from functions.models.pretrained import micro_batch_default
 from functions.train.batch import TrainBatch
 from functions.train.parallel import Share, share
-from functions.train.params import TrainParams
 from functions.train.state import TrainState
 
 

@@ -8,7 +8,6 @@ the run directory; `resume` reads that one.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,16 +16,15 @@ from typing import Any, Literal, get_args
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from functions.base.suggest import did_you_mean
+from functions.call.train_params import LoraParams, OptimizerParams, Schedule, TrainParams
 from orchestrator.base.errors import ConfigError
 from orchestrator.base.section import Section
+from orchestrator.job.roles import BY_NAME
 from orchestrator.job.telemetry import TelemetryConfig
 from orchestrator.planner.base import TAIL
 from orchestrator.planner.devices import device
 from orchestrator.platforms.config import PlatformConfig
-
-FUNCTIONS = ("generate", TAIL, "reward", "reference", "critic", "cost-critic", "train", "train-critic",
-             "train-cost-critic")  # fmt: skip
-"""All that a job may have; its recipe says which are used."""
 
 
 class ModelConfig(Section):
@@ -37,7 +35,7 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora_rank: int = Field(0, ge=0)
     """0 trains all weights; above, only adapters of this rank."""
-    lora_alpha: float = Field(16.0, gt=0)
+    lora_alpha: float = Field(LoraParams.alpha, gt=0)
 
 
 class DataConfig(Section):
@@ -91,23 +89,23 @@ class ValidationConfig(Section):
 class OptimConfig(Section):
     """AdamW; the names are torch.optim.AdamW's, and verl's where torch has none."""
 
-    lr: float = Field(1e-6, gt=0)
-    betas: tuple[float, float] = Field((0.9, 0.999), strict=False)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float | None = Field(1.0, gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
-    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    lr: float = Field(OptimizerParams.lr, gt=0)
+    betas: tuple[float, float] = Field(OptimizerParams.betas, strict=False)
+    eps: float = Field(OptimizerParams.eps, gt=0)
+    weight_decay: float = Field(OptimizerParams.weight_decay, ge=0)
+    max_grad_norm: float | None = Field(OptimizerParams.max_grad_norm, gt=0)
+    schedule: Schedule = OptimizerParams.schedule
+    warmup_steps: int = Field(OptimizerParams.warmup_steps, ge=0)
+    min_lr_ratio: float = Field(OptimizerParams.min_lr_ratio, ge=0, le=1)
 
 
 class TrainConfig(OptimConfig):
-    micro_batch_tokens: int | None = Field(None, ge=1)
+    micro_batch_tokens: int | None = Field(TrainParams.micro_batch_tokens, ge=1)
     """Tokens of one forward and backward pass: memory and speed, never the result. None: by device."""
-    mini_batches: int = Field(1, ge=1)
+    mini_batches: int = Field(TrainParams.mini_batches, ge=1)
     """Optimizer steps that one pass over a step's samples is divided into."""
-    epochs: int = Field(1, ge=1)
-    gradient_checkpointing: bool = False
+    epochs: int = Field(TrainParams.epochs, ge=1)
+    gradient_checkpointing: bool = TrainParams.gradient_checkpointing
 
 
 class CriticConfig(OptimConfig):
@@ -122,7 +120,7 @@ class ReferenceConfig(Section):
 
 
 class FunctionConfig(Section):
-    """How one function is deployed; `[functions.generate]`, `[functions.train]`, ... (FUNCTIONS)."""
+    """How one function is deployed; `[functions.generate]`, `[functions.train]`, ... (roles.py)."""
 
     replicas: int = Field(1, ge=1)
     """At most so many at a time."""
@@ -205,7 +203,7 @@ class JobConfig(Section):
     reward: RewardConfig = RewardConfig()
     validation: ValidationConfig = ValidationConfig()
     algorithm: Mapping[str, Any] = {}
-    """Over the recipe's settings (`rlhf-orchestrate recipes`); the keys are those of functions/train/params.py."""
+    """Over the recipe's settings (`rlhf-orchestrate recipes`); the keys are those of functions/call/train_params.py."""
     recipe_options: Mapping[str, Any] = {}
     """Over the recipe's options."""
     train: TrainConfig = TrainConfig()
@@ -241,10 +239,9 @@ class JobConfig(Section):
     def _functions_generate(self) -> JobConfig:
         """What [functions.*] says of generation: names, the tail's function, engines that use one GPU."""
         for name in self.functions:
-            if name not in FUNCTIONS:
-                close = difflib.get_close_matches(name, FUNCTIONS, n=1, cutoff=0.5)
-                hint = f"did you mean {close[0]!r}?" if close else f"a job has {', '.join(FUNCTIONS)}"
-                raise ValueError(f"functions.{name}: no such function; {hint}")
+            if name not in BY_NAME:
+                hint = did_you_mean(name, BY_NAME) or f"; a job has {', '.join(BY_NAME)}"
+                raise ValueError(f"functions.{name}: no such function{hint}")
         if "gpus" in self.rollout.vllm:
             raise ValueError("rollout.vllm.gpus: set functions.generate.gpus, the GPUs of one replica")
         for name in ("generate", TAIL):
@@ -326,10 +323,8 @@ def _explain(error: Any) -> str:
     key = ".".join(map(str, path)) or "job"
     got = error.get("input")
     if error["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(str(path[-1]), _fields_at(path), n=1, cutoff=0.5)
-        hint = f"; did you mean {'.'.join([*map(str, path[:-1]), close[0]])!r}?" if close else ""
-        valid = "" if close else f"; the keys here are {', '.join(_fields_at(path))}"
-        return f"{key}: unknown key{hint}{valid}"
+        near = did_you_mean(str(path[-1]), _fields_at(path), within="".join(f"{p}." for p in path[:-1]))
+        return f"{key}: unknown key" + (near or f"; the keys here are {', '.join(_fields_at(path))}")
     if error["type"] == "missing":
         return f"{key}: is required and was not set"
     message = error["msg"].removeprefix("Value error, ")

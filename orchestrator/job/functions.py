@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import JobConfig
-from orchestrator.job.roles import CRITICS
+from orchestrator.job.roles import ROLES, Role, roles_of
 from orchestrator.planner.base import TAIL, FunctionLimits
 from orchestrator.planner.devices import device, kv_capacity_tokens
 from orchestrator.planner.model_shape import read_shape
@@ -18,20 +18,27 @@ from orchestrator.platforms.base import FunctionSpec
 
 def function_specs(job: JobConfig, models: Sequence[str]) -> list[FunctionSpec]:
     """In the order in which a step first uses them."""
-    model = {"dtype": job.model.dtype}
-    specs = [_spec(job, name, "generate", model | _engine(job, name)) for name in generators(job)]
-    specs.append(_spec(job, "reward", "reward", {}))
-    if "reference" in models:
-        specs.append(_spec(job, "reference", "reference", model))
-    critics = [critic for critic in CRITICS if critic in models]
-    specs += [_spec(job, critic, "reference", model) for critic in critics]
-    specs += [_spec(job, f"train-{critic}", "train", {}) for critic in critics]
-    return [*specs, _spec(job, "train", "train", {})]
+    return [_spec(job, role) for role in roles_of(models, tail=TAIL in job.functions)]
 
 
 def generators(job: JobConfig) -> list[str]:
     """The functions that generate: `generate`, and the one that a step's tail may go on with where the job has it."""
-    return ["generate", *([TAIL] if TAIL in job.functions else [])]
+    return [role.name for role in roles_of((), tail=TAIL in job.functions) if role.kind == "generate"]
+
+
+def model_directory(job: JobConfig, model: str) -> tuple[str, Path]:
+    """The key that says where one of the job's models starts from, and the directory."""
+    key = next(role.directory for role in ROLES if role.model == model)
+    section, _, name = key.partition(".")
+    own: str | None = getattr(getattr(job, section), name)
+    return (key, Path(own)) if own is not None else ("model.path", Path(job.model.path))
+
+
+def _options(job: JobConfig, role: Role) -> dict[str, Any]:
+    """What a replica is started with."""
+    if role.kind not in ("generate", "reference"):  # a trainer is told by its calls
+        return {}
+    return {"dtype": job.model.dtype} | (_engine(job, role.name) if role.kind == "generate" else {})
 
 
 def _engine(job: JobConfig, name: str) -> dict[str, Any]:
@@ -42,12 +49,12 @@ def _engine(job: JobConfig, name: str) -> dict[str, Any]:
     return engine | ({"vllm": vllm} if vllm else {})
 
 
-def _spec(job: JobConfig, name: str, kind: str, options: dict[str, Any]) -> FunctionSpec:
-    config = job.function(name)
+def _spec(job: JobConfig, role: Role) -> FunctionSpec:
+    config = job.function(role.name)
     return FunctionSpec(
-        name=name,
-        kind=kind,
-        options=options,
+        name=role.name,
+        kind=role.kind,
+        options=_options(job, role),
         max_replicas=config.replicas,
         gpus=config.gpus,
         cpus=config.threads,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -66,12 +66,12 @@ class AdaptivePlanner:
 
     def __init__(
         self, policy: Policy, *, goal: Goal | None = None, priors: Priors | None = None,
-        pool_gpus: int | None = None, detailed: int | None = 2,
+        pool_gpus: int | None = None, gangs: Collection[str] = ("train",), detailed: int | None = 2,
     ) -> None:  # fmt: skip
         self.policy = policy
         self.goal = goal or Goal()
         self.lengths = LengthModel()
-        self.learned = LearnedCosts(priors, shared=pool_gpus is not None)
+        self.learned = LearnedCosts(priors, gangs=gangs, shared=pool_gpus is not None)
         self.pool_gpus = pool_gpus
         self.detailed = detailed
         self._static = StaticPlanner(keep_warm=policy.keep == "all")
@@ -333,9 +333,9 @@ class AdaptivePlanner:
             followers={
                 name: cost.times(self.learned.passes(name))
                 for name, cost in known.items()
-                if not name.startswith("train")
+                if name not in self.learned.gangs
             },
-            trainers={name: cost for name, cost in known.items() if name.startswith("train")},
+            trainers={name: cost for name, cost in known.items() if name in self.learned.gangs},
             start_s={name: self.learned.start_s(name) for name in request.functions},
             price={
                 name: limits.usd_per_hour / 3600.0 if priced else float(limits.gpus or 1)

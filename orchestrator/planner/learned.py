@@ -32,13 +32,16 @@ class Priors:
 
 
 class LearnedCosts:
-    """`shared`: functions start in a pool that others may fill."""
+    """`shared`: functions start in a pool that others may fill. `gangs`: whose replicas make one call together."""
 
-    def __init__(self, priors: Priors | None = None, *, shared: bool = False) -> None:
+    def __init__(
+        self, priors: Priors | None = None, *, gangs: Collection[str] = ("train",), shared: bool = False,
+    ) -> None:  # fmt: skip
         self.priors = priors or Priors()
+        self.gangs = frozenset(gangs)
         self.shared = shared
         self._generators = {GENERATE: GenerateFit(self.priors.generate), TAIL: GenerateFit(self.priors.tail)}
-        self._work = {f: LinearFit(*_features(f, c)) for f, c in self.priors.work.items()}
+        self._work = {f: LinearFit(*_features(f in self.gangs, c)) for f, c in self.priors.work.items()}
         self._passes: dict[str, int] = {}
         self._last: dict[str, set[float]] = {}
         """Values of WorkCost's last count that were seen: a single one says no more than the call's own seconds."""
@@ -58,7 +61,7 @@ class LearnedCosts:
         if fit is None or fit.theta is None:
             return None
         call, sample, token, last = (float(v) for v in fit.theta)
-        gang = function.startswith("train")
+        gang = function in self.gangs
         return WorkCost(call, sample, token, last if gang else 0.0, 0.0 if gang else last)
 
     def passes(self, function: str) -> int:
@@ -117,8 +120,8 @@ class LearnedCosts:
 
     def _observe_work(self, function: str, calls: Sequence[CallObservation]) -> Array:
         ranks = [max(1.0, c.stats.get("ranks", 1.0)) for c in calls]
-        fit = self._work.setdefault(function, LinearFit(*_features(function)))
-        gang = function.startswith("train")
+        fit = self._work.setdefault(function, LinearFit(*_features(function in self.gangs)))
+        gang = function in self.gangs
         last = [1.0 / n if gang else float(c.cold) for c, n in zip(calls, ranks, strict=True)]
         rows = [(1.0, *(c.stats[count] / n for count in _WORK)) for c, n in zip(calls, ranks, strict=True)]
         seen = self._last.setdefault(function, set())
@@ -132,13 +135,13 @@ class LearnedCosts:
         return errors
 
 
-def _features(function: str, prior: WorkCost | None = None) -> tuple[int, list[float] | None]:
+def _features(gang: bool, prior: WorkCost | None = None) -> tuple[int, list[float] | None]:
     """How many coefficients of WorkCost are learned of a function, and what is believed of them: the last is what the
     ranks of a gang share of a call, of other functions what a replica's first call takes more.
     """
     if prior is None:
         return 4, None
-    last = prior.shared_s if function.startswith("train") else prior.first_s
+    last = prior.shared_s if gang else prior.first_s
     return 4, [prior.call_s, prior.sample_s, prior.token_s, last]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
+from functions.base.suggest import did_you_mean
 from orchestrator.base.errors import ConfigError
 from orchestrator.recipes.base import Recipe, recipe, recipe_from_file
 from orchestrator.recipes.cispo import cispo
@@ -41,9 +40,8 @@ def find_recipe(name: str) -> Recipe:
     if ".py:" in name:
         return recipe_from_file(name)
     if name not in RECIPES:
-        close = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"recipe: unknown {name!r}{hint} (there are {', '.join(RECIPES)}, or <file.py>:<name>)")
+        known = f"there are {', '.join(RECIPES)}, or <file.py>:<name>"
+        raise ConfigError(f"recipe: unknown {name!r}{did_you_mean(name, RECIPES)} ({known})")
     return RECIPES[name]
 
 

@@ -31,7 +31,7 @@ class Recipe:
     models: tuple[str, ...]
     """The models it trains or asks: "actor", "critic", "cost-critic", "reference" (which any KL penalty adds)."""
     settings: Mapping[str, Any]
-    """Params of the train function (functions/train/params.py) that make it this algorithm; [algorithm] goes over."""
+    """What makes it this algorithm: TrainParams (functions/call/train_params.py); [algorithm] goes over it."""
     options: Mapping[str, Any]
     """What the dataflow itself reads, as `step.options`; [recipe_options] goes over them."""
 

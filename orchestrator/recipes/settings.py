@@ -1,16 +1,18 @@
-"""What every train call of a job gets: the recipe's settings, the job's over them, checked before anything runs."""
+"""What the train calls of a job get: the recipe's settings, the job's over them, checked before anything runs."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from functions.base.suggest import did_you_mean
 from functions.base.wire import Json
 from functions.call.function import FatalError
-from functions.train.params import TrainParams
+from functions.call.train_params import TrainParams
 from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import JobConfig, OptimConfig
+from orchestrator.job.roles import BY_NAME, TRAINERS
 from orchestrator.recipes.base import Recipe
 
 OWN = ("optimizer", "model", "objective", "temperature", "max_response_length", "dropped", "epochs", "mini_batches",
@@ -18,10 +20,10 @@ OWN = ("optimizer", "model", "objective", "temperature", "max_response_length", 
 """Params that other sections of a job say."""
 
 
-def train_settings(job: JobConfig, recipe: Recipe) -> Json:
-    """JSON of TrainParams without model and objective. Raises ConfigError naming the key."""
+def train_settings(job: JobConfig, recipe: Recipe) -> dict[str, TrainParams]:
+    """What each model that the recipe trains is trained with, complete. Raises ConfigError naming the key."""
     for name, config in job.functions.items():
-        if job.deterministic and name.startswith("train") and config.replicas > 1:
+        if job.deterministic and BY_NAME[name].kind == "train" and config.replicas > 1:
             raise ConfigError(
                 f"functions.{name}.replicas: got {config.replicas}, deterministic = true wants 1: "
                 "the sums of a gang of ranks agree with those of one to 1e-6, not to the bit"
@@ -29,11 +31,8 @@ def train_settings(job: JobConfig, recipe: Recipe) -> Json:
     for key in job.algorithm:
         if key in OWN:
             raise ConfigError(f"algorithm.{key}: is set by [train], [rollout] or [model], not here")
-    settings = merged(recipe.settings, job.algorithm)
-    if not (settings.get("kl") or {}).get("coef"):
-        settings["kl"] = None
     rank = job.model.lora_rank
-    settings |= {
+    settings = merged(recipe.settings, job.algorithm) | {
         "temperature": job.rollout.temperature or 1.0,
         "max_response_length": job.rollout.max_response_length,
         "epochs": job.train.epochs,
@@ -42,44 +41,50 @@ def train_settings(job: JobConfig, recipe: Recipe) -> Json:
         "gradient_checkpointing": job.train.gradient_checkpointing,
         "dtype": job.model.dtype,
         "lora": {"rank": rank, "alpha": job.model.lora_alpha} if rank else None,
-        "optimizer": optimizer_settings(job, job.train),
     }
+    trained = [role for model, role in TRAINERS.items() if model in {"actor", *recipe.models}]
+    optimizers = {"policy": _optimizer(job, job.train), "value": _optimizer(job, job.critic)}
     try:
-        TrainParams.from_json(settings)
+        return {
+            role.model: _without_idle_kl(TrainParams.from_json({
+                **settings, "model": role.model, "objective": role.objective, "optimizer": optimizers[role.objective],
+            }))
+            for role in trained if role.objective is not None
+        }  # fmt: skip
     except FatalError as error:
         raise ConfigError(str(error).replace("params", "algorithm", 1)) from error
-    return settings
 
 
-def fed_functions(settings: Mapping[str, Any], functions: Iterable[str], *, deterministic: bool) -> frozenset[str]:
-    """The train functions among them that may begin before all samples are there (a deterministic job has none)."""
-    objective = {name: "policy" if name == "train" else "value" for name in functions if name.startswith("train")}
-    if deterministic:
-        return frozenset()
-    return frozenset(
-        f for f, kind in objective.items() if TrainParams.from_json({**settings, "objective": kind}).streams
-    )
+def _without_idle_kl(params: TrainParams) -> TrainParams:
+    """A penalty of coefficient 0 is none: nobody is asked for the reference's log-probabilities."""
+    return replace(params, kl=None) if params.kl is not None and not params.kl.coef else params
 
 
-def job_models(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """The recipe's models, and the reference where a KL penalty asks for it."""
-    needed = () if settings["kl"] is None or "reference" in recipe.models else ("reference",)
-    return (*recipe.models, *needed)
-
-
-def optimizer_settings(job: JobConfig, config: OptimConfig) -> Json:
+def _optimizer(job: JobConfig, config: OptimConfig) -> Json:
     """JSON of OptimizerParams; a schedule ends with the job."""
     settings = config.model_dump(include=set(OptimConfig.model_fields))
-    steps = job.steps * job.train.epochs * job.train.mini_batches
-    return settings | {"betas": list(config.betas), "total_steps": steps}
+    return settings | {"total_steps": job.steps * job.train.epochs * job.train.mini_batches}
+
+
+def fed_functions(
+    settings: Mapping[str, TrainParams], functions: Iterable[str], *, deterministic: bool
+) -> frozenset[str]:
+    """The train functions among them that may begin before all samples are there (a deterministic job has none)."""
+    streams = frozenset(TRAINERS[model].name for model, params in settings.items() if params.streams)
+    return frozenset() if deterministic else streams & frozenset(functions)
+
+
+def job_models(recipe: Recipe, settings: Mapping[str, TrainParams]) -> tuple[str, ...]:
+    """The recipe's models, and the reference where a KL penalty asks for it."""
+    needed = () if settings["actor"].kl is None or "reference" in recipe.models else ("reference",)
+    return (*recipe.models, *needed)
 
 
 def recipe_options(job: JobConfig, recipe: Recipe) -> Json:
     """The recipe's options, the job's over them. Raises ConfigError for one that the recipe does not have."""
     for key in job.recipe_options:
         if key not in recipe.options:
-            close = difflib.get_close_matches(key, recipe.options, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f" (it has {', '.join(recipe.options) or 'none'})"
+            hint = did_you_mean(key, recipe.options) or f" (it has {', '.join(recipe.options) or 'none'})"
             raise ConfigError(f"recipe_options.{key}: recipe {recipe.name!r} has no such option{hint}")
     return {**recipe.options, **job.recipe_options}
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from functions.base.wire import Json
+from functions.call.train_params import TrainParams
 from functions.call.userfile import CARRIED
 from orchestrator.base.errors import ConfigError
 from orchestrator.calls.exchange import AsyncExchange
@@ -20,13 +21,21 @@ from orchestrator.job.config import JobConfig
 FILES = "files/"
 
 
-async def carry(store: AsyncExchange, job: JobConfig, settings: Mapping[str, object]) -> tuple[JobConfig, Json]:
+async def carry(
+    store: AsyncExchange, job: JobConfig, settings: Mapping[str, TrainParams]
+) -> tuple[JobConfig, dict[str, TrainParams]]:
     """The job and its train settings as functions elsewhere understand them. Raises ConfigError for a file that is not
     there."""
     score = await _carried(store, "reward.score", job.reward.score)
-    own = {key: str(settings[key]) for key in ("advantage", "loss") if key in settings}
-    told = {key: await _carried(store, f"algorithm.{key}", name) for key, name in own.items()}
-    return job.model_copy(update={"reward": job.reward.model_copy(update={"score": score})}), {**settings, **told}
+    told = {
+        model: replace(
+            params,
+            advantage=await _carried(store, "algorithm.advantage", params.advantage),
+            loss=await _carried(store, "algorithm.loss", params.loss),
+        )
+        for model, params in settings.items()
+    }
+    return job.model_copy(update={"reward": job.reward.model_copy(update={"score": score})}), told
 
 
 async def _carried(store: AsyncExchange, key: str, name: str) -> str:

@@ -17,20 +17,16 @@ from orchestrator.base.canonical import canonical
 from orchestrator.base.errors import ConfigError
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.job.config import JobConfig
+from orchestrator.job.functions import model_directory
 from orchestrator.job.roles import CRITICS
 
 
 def model_paths(job: JobConfig, models: Sequence[str]) -> dict[str, tuple[str, Path]]:
     """The directories that the job's models start from, and the keys that name them."""
-    paths = {"actor": ("model.path", job.model.path)}
-    for model in models:
-        if model in CRITICS:
-            paths[model] = ("critic.path", job.critic.path or job.model.path)
-    if "reference" in models and job.reference.path is not None:
-        paths["reference"] = ("reference.path", job.reference.path)
-    if job.reward.model is not None:
-        paths["reward"] = ("reward.model", job.reward.model)
-    return {model: (key, Path(path)) for model, (key, path) in paths.items()}
+    trained = ["actor", *(model for model in models if model in CRITICS)]
+    own = [*(["reference"] if "reference" in models and job.reference.path is not None else []),
+           *(["reward"] if job.reward.model is not None else [])]  # fmt: skip
+    return {model: model_directory(job, model) for model in trained + own}
 
 
 def check_models(job: JobConfig, models: Sequence[str]) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import JobConfig
+from orchestrator.job.functions import model_directory
+from orchestrator.job.roles import BY_NAME
 from orchestrator.planner import latency
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import TAIL, Planner
@@ -36,7 +37,8 @@ def job_planner(job: JobConfig, specs: Sequence[FunctionSpec]) -> Planner:
 def adaptive_planner(job: JobConfig, specs: Sequence[FunctionSpec]) -> AdaptivePlanner:
     """With policy = "static": one that decides nothing, to predict what the static planner's steps take."""
     goal = Goal(job.planner.objective or "knee", job.planner.deadline_s, job.planner.budget_usd)
-    return AdaptivePlanner(job_policy(job), goal=goal, priors=job_priors(job, specs))
+    gangs = [spec.name for spec in specs if spec.kind == "train"]
+    return AdaptivePlanner(job_policy(job), goal=goal, priors=job_priors(job, specs), gangs=gangs)
 
 
 def job_policy(job: JobConfig) -> Policy:
@@ -76,12 +78,8 @@ def _generate(gpu: Device, shape: ModelShape, spec: FunctionSpec) -> GenerateCos
 
 
 def _shape(job: JobConfig, function: str) -> ModelShape:
-    key, path = "model.path", job.model.path
-    if "critic" in function and job.critic.path is not None:
-        key, path = "critic.path", job.critic.path
-    if function == "reference" and job.reference.path is not None:
-        key, path = "reference.path", job.reference.path
+    key, path = model_directory(job, BY_NAME[function].model)
     try:
-        return read_shape(Path(path))
+        return read_shape(path)
     except ValueError as error:
         raise ConfigError(f"{key}: {error}") from None

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from functions.base.wire import Version
+from functions.call.train_params import TrainParams
 from orchestrator.base.errors import RunError
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
@@ -29,10 +30,9 @@ from orchestrator.calls.tracing import Tracing
 from orchestrator.job.config import JobConfig
 from orchestrator.job.data import Cursor
 from orchestrator.job.prompts import Draw, PromptSet, PromptSource
-from orchestrator.job.roles import CRITICS
 from orchestrator.planner.base import FunctionLimits, Planner, StepObservation, StepPlan
 from orchestrator.recipes.base import Recipe
-from orchestrator.recipes.settings import job_models, optimizer_settings, recipe_options
+from orchestrator.recipes.settings import job_models, recipe_options
 from orchestrator.run import versions as model_versions
 from orchestrator.run.journal import Journal, Record
 from orchestrator.run.ledger import Cost
@@ -68,8 +68,8 @@ class Loop:
     planner: Planner
     epoch: int
     limits: Mapping[str, FunctionLimits]
-    settings: Mapping[str, Any]
-    """What every train call gets (orchestrator/recipes/settings.py)."""
+    settings: Mapping[str, TrainParams]
+    """What the train calls of each model get (orchestrator/recipes/settings.py)."""
     cost: Callable[[], Cost]
     on_plan: Callable[[int, StepPlan], None]
     """Before a step's work begins."""
@@ -80,11 +80,9 @@ class Loop:
     preload: Preload = field(init=False)
 
     def __post_init__(self) -> None:
-        job = self.job
-        optimizers = {critic: optimizer_settings(job, job.critic) for critic in CRITICS}
-        options = recipe_options(job, self.recipe)
-        self.execution = Execution(job, self.settings, optimizers, options, self.epoch, self.store, self.fleet)
-        self.preload = Preload(self.store, self.limits, self.settings, self.epoch)
+        options = recipe_options(self.job, self.recipe)
+        self.execution = Execution(self.job, self.settings, options, self.epoch, self.store, self.fleet)
+        self.preload = Preload(self.store, self.limits, self.settings["actor"].kl, self.epoch)
 
     async def run(self) -> None:
         """Steps until the job's last. Raises the first failure, with nothing of the failed step committed."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from functions.call.train_params import TrainParams
 from orchestrator.job.config import JobConfig
 from orchestrator.job.prompts import PromptSet
 from orchestrator.planner.base import FunctionLimits, Prompt, StepRequest
@@ -12,9 +12,10 @@ from orchestrator.recipes.settings import fed_functions
 
 
 def plan_request(
-    job: JobConfig, number: int, prompts: PromptSet, limits: Mapping[str, FunctionLimits], settings: Mapping[str, Any]
-) -> StepRequest:
-    """Of step `number`. `settings`: what every train call gets."""
+    job: JobConfig, number: int, prompts: PromptSet, limits: Mapping[str, FunctionLimits],
+    settings: Mapping[str, TrainParams],
+) -> StepRequest:  # fmt: skip
+    """Of step `number`. `settings`: what the train calls of each model get."""
     return StepRequest(
         step=number,
         prompts=prompts_of(prompts),

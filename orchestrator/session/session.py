@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from functions.base.wire import Json
+from functions.call.train_params import TrainParams
 from orchestrator.base.errors import RunError, Stopped
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
@@ -46,7 +46,8 @@ class Prepared:
 
     job: JobConfig
     recipe: Recipe
-    settings: Json
+    settings: dict[str, TrainParams]
+    """Of each model that is trained."""
     source: PromptSource
     specs: list[FunctionSpec]
 

@@ -62,7 +62,10 @@ async def _simulate(scenario: Scenario, policy: Policy, goal: Goal, deterministi
     job = _job(scenario, deterministic, directory)
     store = AsyncExchange(exchange, threads=False)
     recipe = find_recipe(scenario.recipe)
-    planner = AdaptivePlanner(policy, goal=goal, priors=scenario.priors(policy), pool_gpus=scenario.gpus)
+    planner = AdaptivePlanner(
+        policy, goal=goal, priors=scenario.priors(policy), pool_gpus=scenario.gpus,
+        gangs=[spec.name for spec in scenario.specs(policy) if spec.kind == "train"],
+    )  # fmt: skip
     results: list[StepResult] = []
     paid = [0.0]
 

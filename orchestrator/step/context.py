@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from functions.base.wire import Call, Ref, Version
+from functions.call.train_params import TrainParams
 from functions.exchange.base import checksum
 from orchestrator.base.canonical import canonical
 from orchestrator.base.stream import Stream
@@ -25,10 +26,8 @@ class Execution:
     """What is the same in all steps that one execution of a job makes."""
 
     job: JobConfig
-    settings: Mapping[str, Any]
-    """What every train call gets: the recipe's choices, and the job's over them (orchestrator/recipes/settings.py)."""
-    optimizers: Mapping[str, Any]
-    """Optimizer settings of models that have their own."""
+    settings: Mapping[str, TrainParams]
+    """What train calls get, by model: the recipe's choices, and the job's over them (recipes/settings.py)."""
     options: Mapping[str, Any]
     """The recipe's options, and the job's over them."""
     epoch: int

@@ -11,50 +11,43 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from functions.base.wire import Hint, Load, Version, hint_key
+from functions.call.train_params import KlParams
 from orchestrator.base.canonical import canonical
 from orchestrator.calls.exchange import AsyncExchange
-from orchestrator.job.roles import CRITICS
-from orchestrator.planner.base import TAIL
+from orchestrator.job.roles import BY_NAME, CRITICS
 
 
 class Preload:
     """Keeps the hints of a job's functions in line with its versions."""
 
-    def __init__(self, store: AsyncExchange, functions: Iterable[str], settings: Mapping[str, Any], epoch: int) -> None:
-        """`settings`: what every train call gets (orchestrator/recipes/settings.py)."""
-        self._store, self._functions, self._settings, self._epoch = store, list(functions), settings, epoch
+    def __init__(self, store: AsyncExchange, functions: Iterable[str], kl: KlParams | None, epoch: int) -> None:
+        """`kl`: the job's penalty. Trainers have no hint: a gang's ranks load together."""
+        self._store, self._kl, self._epoch = store, kl, epoch
+        self._functions = [function for function in functions if BY_NAME[function].kind != "train"]
         self._announced: dict[str, Hint] = {}
 
     async def announce(self, versions: Mapping[str, Version]) -> None:
         """Calls from here on will name `versions`, by model."""
-        hints = {f: Hint(self._epoch, self._loads(f, versions)) for f in self._functions if not f.startswith("train")}
+        hints = {f: Hint(self._epoch, self._loads(f, versions)) for f in self._functions}
         changed = {f: hint for f, hint in hints.items() if self._announced.get(f) != hint}
         await asyncio.gather(*(self._store.put(hint_key(f), canonical(h.to_json())) for f, h in changed.items()))
         self._announced |= changed
 
     def _loads(self, function: str, versions: Mapping[str, Version]) -> list[Load]:
-        """In the order in which they are likely to be wanted. Trainers have no hint: a gang's ranks load together."""
-        if function in ("generate", TAIL):
-            return [Load("generate", {"policy": versions["actor"]})]
-        if function in CRITICS:
-            return [Load("values", {"model": versions[function]})]
-        if function == "reference":
-            models = penalty_models(self._settings, versions) or ["reference"]
-            return [Load("logprobs", {"model": versions[model]}) for model in models]
-        if function == "reward" and "reward" in versions:
-            return [Load("score", {"model": versions["reward"]})]
-        return []
+        """In the order in which they are likely to be wanted."""
+        role = BY_NAME[function]
+        models = penalty_models(self._kl, versions) if role.model == "reference" else []
+        weights = "policy" if role.kind == "generate" else "model"
+        return [Load(role.operation, {weights: versions[m]}) for m in models or [role.model] if m in versions]
 
 
-def penalty_models(settings: Mapping[str, Any], models: Iterable[str]) -> list[str]:
+def penalty_models(kl: KlParams | None, models: Iterable[str]) -> list[str]:
     """Whose log-probabilities a KL penalty wants from the reference function, of a job's `models`; none without one.
 
     A penalty in the reward of a recipe with a critic wants the actor's own too: the critic cannot compute them.
     """
-    kl = settings.get("kl")
     if kl is None:
         return []
-    return ["reference", "actor"] if kl["where"] == "reward" and "critic" in set(models) else ["reference"]
+    return ["reference"] if kl.where == "loss" or set(CRITICS).isdisjoint(models) else ["reference", "actor"]

@@ -71,14 +71,14 @@ class Step:
     def reference(self, samples: Samples) -> list[Scores]:
         """What a KL penalty wants, where the job has one: log-probabilities of the sampled tokens (penalty_models)."""
         names = {"reference": ("ref_logprobs", "ref"), "actor": ("old_logprobs", "old_log_prob")}
-        models = penalty_models(self._context.execution.settings, self._context.versions)
+        models = penalty_models(self._context.execution.settings["actor"].kl, self._context.versions)
         return [self.logprobs(samples, model=m, column=names[m][0], name=names[m][1]) for m in models]
 
     def logprobs(
         self, samples: Samples, *, model: str = "reference", column: str = "ref_logprobs", name: str = "ref"
     ) -> Scores:
         """A model's log-probabilities of the sampled tokens, by the reference function."""
-        params = {"temperature": self._context.execution.settings["temperature"], "column": column}
+        params = {"temperature": self._context.execution.settings["actor"].temperature, "column": column}
         return self._columns(samples, name, "reference", "logprobs", params, {"model": model})
 
     def values(self, samples: Samples, *, model: str = "critic", column: str = "values") -> Scores:

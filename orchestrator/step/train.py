@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from functions.base.wire import Call, Event, Json, Ref, Version
-from functions.train.params import TrainParams
+from functions.call.train_params import TrainParams
 from orchestrator.calls.fleet import Stage
+from orchestrator.job.roles import TRAINERS
 from orchestrator.step.context import Context
 from orchestrator.step.dataflow import Samples, Scores, last
 from orchestrator.step.streaming import Streamer
@@ -33,18 +34,11 @@ class Training:
 
     @property
     def function(self) -> str:
-        return "train" if self.model == "actor" else f"train-{self.model}"
+        return TRAINERS[self.model].name
 
     @property
-    def params(self) -> Json:
-        execution = self.context.execution
-        return {
-            **execution.settings,
-            "objective": "policy" if self.model == "actor" else "value",
-            "optimizer": execution.optimizers.get(self.model, execution.settings["optimizer"]),
-            **self.settings,
-            "model": self.model,
-        }
+    def params(self) -> TrainParams:
+        return self.context.execution.settings[self.model].over(self.settings)
 
     async def run(self) -> Json:
         """What the call says of itself; the version that it has published is in the report."""
@@ -61,9 +55,9 @@ class Training:
         report.trained[self.model] = Version.from_json(done.data["version"])
         return dict(done.data)
 
-    def _call(self, inputs: Mapping[str, Sequence[Ref]], params: Mapping[str, Any]) -> Call:
+    def _call(self, inputs: Mapping[str, Sequence[Ref]], params: TrainParams, **feed: Json) -> Call:
         weights = {"policy": self.context.versions[self.model]}
-        return self.context.call(self.function, "train", inputs, weights, {**self.params, **params})
+        return self.context.call(self.function, "train", inputs, weights, params.to_json() | feed)
 
     async def _whole(self) -> Call:
         """The call that has all samples and columns as inputs, when they are there."""
@@ -71,16 +65,16 @@ class Training:
             "samples": [ref for samples in self.rollouts for ref in await samples.refs()],
             "columns": [ref for scores in self.columns for ref in await scores.refs()],
         }
-        return self._call(inputs, {"dropped": self._dropped()})
+        return self._call(inputs, replace(self.params, dropped=self._dropped()))
 
-    def _dropped(self) -> list[tuple[int, int]]:
+    def _dropped(self) -> tuple[tuple[int, int], ...]:
         """(group, index) of the samples that are not trained on: without a score, or of groups that are not wanted."""
         failed = {
             (f["group"], f["index"]) for scores in self.columns for e in scores.items for f in e.data.get("failed", ())
         }
         keys = [key for samples in self.rollouts for item in samples.items for key in item.keys]
         unwanted = {key for key in keys if self.only is not None and key[0] not in self.only}
-        return sorted(failed | unwanted)
+        return tuple(sorted(failed | unwanted))
 
     async def _streamed(self, stage: Stage) -> Event:
         """The `done` of a call that starts while generation goes on."""
@@ -103,8 +97,8 @@ class Training:
             await asyncio.wait([streaming, *due], return_when=asyncio.FIRST_COMPLETED)
             for waiting in due:
                 waiting.cancel()
-            stream = not deterministic and TrainParams.from_json(self.params).streams
-            return await _answer(stage, self._call({}, {"feed": {"prefix": prefix, "stream": stream}}))
+            stream = self.params.streams and not deterministic
+            return await _answer(stage, self._call({}, self.params, feed={"prefix": prefix, "stream": stream}))
 
     async def _due(self, *, scaled: bool) -> None:
         """Returns at the planned time; `scaled`: not before generation has, or waits in front of all others for, the

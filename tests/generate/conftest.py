@@ -62,6 +62,12 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
         query_pre_attn_scalar=20,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
+    "gemma3-sliding": lambda: Gemma3TextConfig(
+        **_SHAPE, head_dim=16, sliding_window=8, layer_types=["sliding_attention"] * _SHAPE["num_hidden_layers"]
+    ),
+    "gemma3-full": lambda: Gemma3TextConfig(
+        **_SHAPE, head_dim=16, layer_types=["full_attention"] * _SHAPE["num_hidden_layers"]
+    ),
     "gpt2": lambda: GPT2Config(
         vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=CONTEXT, bos_token_id=1, eos_token_id=EOS
     ),

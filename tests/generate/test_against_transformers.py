@@ -22,6 +22,7 @@ ModelDir = Callable[[str], Path]
 Requests = Callable[..., list[Request]]
 LLAMA_SHAPED = (
     "llama", "llama-tied-rope3", "llama-linear-rope", "qwen2", "qwen2-window", "qwen3", "mistral", "gemma3",
+    "gemma3-sliding", "gemma3-full",
 )  # fmt: skip
 CASES = [(TorchEngine, name, deterministic) for name in LLAMA_SHAPED for deterministic in (False, True)] + [
     (TransformersEngine, name, deterministic)

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from functions.base.wire import Hint, Json, Version, hint_key
+from functions.base.wire import Hint, Version, hint_key
+from functions.call.train_params import KlParams
 from functions.exchange.directory import DirectoryExchange
 from orchestrator.calls.exchange import AsyncExchange
+from orchestrator.job.roles import BY_NAME
 from orchestrator.step.preload import Preload, penalty_models
 
-FUNCTIONS = ("generate", "generate-tail", "reward", "reference", "critic", "cost-critic", "train-critic", "train")
 ACTOR, BASE, CRITIC, COST = Version("actor", 2, "c"), Version("actor", 0), Version("critic", 2, "d"), Version("cost", 2)
 SCORER = Version("reward", 0)
+IN_REWARD = KlParams(where="reward", coef=0.1)
 PPO = {"actor": ACTOR, "reference": BASE, "critic": CRITIC, "cost-critic": COST}
 
 
@@ -42,42 +44,42 @@ def loads(exchange: DirectoryExchange, function: str) -> list[tuple[str, dict[st
     return [(load.operation, dict(load.weights)) for load in hint.loads]
 
 
-def hints(exchange: DirectoryExchange, settings: Json, epoch: int = 1) -> Preload:
-    return Preload(AsyncExchange(exchange), FUNCTIONS, settings, epoch)
+def hints(exchange: DirectoryExchange, kl: KlParams | None, epoch: int = 1) -> Preload:
+    return Preload(AsyncExchange(exchange), BY_NAME, kl, epoch)
 
 
 def test_each_function_that_holds_versions_is_told_those_that_its_calls_will_name(exchange: DirectoryExchange) -> None:
-    keys = tell(exchange, hints(exchange, {"kl": {"where": "reward", "coef": 0.1}}), PPO)
+    keys = tell(exchange, hints(exchange, IN_REWARD), PPO)
     assert keys == [f"hints/{f}" for f in ("cost-critic", "critic", "generate", "generate-tail", "reference", "reward")]
     assert loads(exchange, "generate") == loads(exchange, "generate-tail") == [("generate", {"policy": ACTOR})]
     assert loads(exchange, "critic") == [("values", {"model": CRITIC})]
     assert loads(exchange, "cost-critic") == [("values", {"model": COST})]
     assert loads(exchange, "reference") == [("logprobs", {"model": BASE}), ("logprobs", {"model": ACTOR})]
     assert loads(exchange, "reward") == [], "its scorer is no model"
-    tell(exchange, hints(exchange, {"kl": None}), PPO | {"reward": SCORER})
+    tell(exchange, hints(exchange, None), PPO | {"reward": SCORER})
     assert loads(exchange, "reward") == [("score", {"model": SCORER})]
 
 
 def test_the_reference_alone_where_nothing_wants_the_actors_own(exchange: DirectoryExchange) -> None:
-    for settings in ({"kl": None}, {"kl": {"where": "loss"}}):
-        tell(exchange, hints(exchange, settings), PPO)
+    for kl in (None, KlParams(where="loss")):
+        tell(exchange, hints(exchange, kl), PPO)
         assert loads(exchange, "reference") == [("logprobs", {"model": BASE})]
 
 
 def test_hints_are_written_where_they_change_and_by_each_execution(exchange: DirectoryExchange) -> None:
     first, later = {"actor": ACTOR, "reference": BASE}, {"actor": Version("actor", 3, "e"), "reference": BASE}
-    one = Preload(AsyncExchange(exchange), ("generate", "reference", "train"), {"kl": None}, 1)
+    one = Preload(AsyncExchange(exchange), ("generate", "reference", "train"), None, 1)
     assert tell(exchange, one, first) == ["hints/generate", "hints/reference"]
     assert tell(exchange, one, first) == []
     assert tell(exchange, one, later) == ["hints/generate"]
     assert loads(exchange, "generate") == [("generate", {"policy": later["actor"]})]
-    resumed = Preload(AsyncExchange(exchange), ("generate", "reference", "train"), {"kl": None}, 2)
+    resumed = Preload(AsyncExchange(exchange), ("generate", "reference", "train"), None, 2)
     assert tell(exchange, resumed, later) == ["hints/generate", "hints/reference"]
     assert json.loads(exchange.get("hints/generate"))["epoch"] == 2
 
 
 def test_whose_logprobs_a_penalty_wants() -> None:
-    assert penalty_models({}, PPO) == []
-    assert penalty_models({"kl": {"where": "loss"}}, PPO) == ["reference"]
-    assert penalty_models({"kl": {"where": "reward"}}, PPO) == ["reference", "actor"]
-    assert penalty_models({"kl": {"where": "reward"}}, {"actor": ACTOR, "reference": BASE}) == ["reference"]
+    assert penalty_models(None, PPO) == []
+    assert penalty_models(KlParams(where="loss"), PPO) == ["reference"]
+    assert penalty_models(IN_REWARD, PPO) == ["reference", "actor"]
+    assert penalty_models(IN_REWARD, {"actor": ACTOR, "reference": BASE}) == ["reference"]

@@ -9,6 +9,7 @@ import pytest
 
 from functions.call import userfile
 from functions.call.function import FatalError
+from functions.call.train_params import TrainParams
 from functions.exchange.directory import DirectoryExchange
 from orchestrator.base.errors import ConfigError
 from orchestrator.calls.exchange import AsyncExchange
@@ -27,11 +28,10 @@ def test_a_scorer_arrives_as_it_was_when_the_job_began(tmp_path: Path, monkeypat
     file = tmp_path / "reward.py"
     file.write_text("def score(solution_str):\n    return 7\n")
     given = job("reward.py:score", tmp_path)
-    told, settings = asyncio.run(
-        carry(AsyncExchange(exchange), given, {"advantage": "grpo", "loss": "ppo", "epochs": 1})
-    )
+    ours = {"actor": TrainParams(advantage="grpo", loss="gspo", epochs=2)}
+    told, settings = asyncio.run(carry(AsyncExchange(exchange), given, ours))
     file.unlink()
-    assert settings == {"advantage": "grpo", "loss": "ppo", "epochs": 1}, "names of ours stay"
+    assert settings == ours, "names of ours stay"
     userfile.carried_by(exchange.durable.get)
     assert userfile.load(told.reward.score)("x") == 7
     assert given.reward.score == f"{file}:score", "the job itself is as the user wrote it"
@@ -41,10 +41,10 @@ def test_losses_and_advantages_as_well(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "replica"))
     exchange = DirectoryExchange(str(tmp_path / "exchange"))
     (tmp_path / "own.py").write_text("def loss():\n    return 1\n\ndef advantage():\n    return 2\n")
-    own = {"advantage": f"{tmp_path}/own.py:advantage", "loss": f"{tmp_path}/own.py:loss"}
-    _, settings = asyncio.run(carry(AsyncExchange(exchange), job("rule:exact", tmp_path), own))
+    own = TrainParams(advantage=f"{tmp_path}/own.py:advantage", loss=f"{tmp_path}/own.py:loss")
+    _, settings = asyncio.run(carry(AsyncExchange(exchange), job("rule:exact", tmp_path), {"critic": own}))
     userfile.carried_by(exchange.durable.get)
-    assert [userfile.load(settings[key])() for key in ("advantage", "loss")] == [2, 1]
+    assert [userfile.load(name)() for name in (settings["critic"].advantage, settings["critic"].loss)] == [2, 1]
 
 
 @pytest.mark.parametrize("score", ["rule:exact", "model", "https://scorer.example/v1:run.py:x"])

@@ -316,8 +316,8 @@ def gone(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("rewrad", "{}", "unknown function kind 'rewrad' (did you mean 'reward'?); kinds: generate, reward, "),
-        ("NeedsName", '{"nam": 1}', "has no option 'nam' (did you mean 'name'?); options: name, size"),
+        ("rewrad", "{}", "unknown function kind 'rewrad'; did you mean 'reward'?; kinds: generate, reward, "),
+        ("NeedsName", '{"nam": 1}', "has no option 'nam'; did you mean 'name'?; options: name, size"),
         ("NeedsName", "{}", "missing 1 required keyword-only argument: 'name'"),
         ("NeedsName", '{"name": "n", "size": 0}', "size is 0, wants 1 or more"),
         ("nowhere.module:Class", "{}", "nowhere.module cannot be imported: ModuleNotFoundError"),

@@ -126,8 +126,8 @@ def _republish(root: str, gang: Republish, rank: int, answer: Any) -> None:
     import torch
 
     from functions.call.function import Context
+    from functions.call.train_params import TrainParams
     from functions.train.gang import ALONE, GangParams, meet
-    from functions.train.params import TrainParams
     from functions.train.state import load, publish_state
 
     read: dict[str, int] = {}

@@ -18,11 +18,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from functions.base.samples import Columns, Finish, Ragged, SampleBatch
 from functions.base.wire import Call, FeedPart, Json, Ref, Version
 from functions.call.function import Cancelled, Context, FatalError
+from functions.call.train_params import TrainParams
 from functions.exchange.base import NotFound
 from functions.exchange.directory import DirectoryExchange
 from functions.models.pretrained import save_model
 from functions.train.function import TrainFunction
-from functions.train.params import TrainParams
 from functions.weights.base import import_model
 from functions.weights.store import fetch, fetch_state
 from tests.support.gang import ranks_of, run_gang
@@ -33,7 +33,7 @@ OPTIMIZER: Json = {"lr": 1e-2, "betas": [0.9, 0.99], "eps": 1e-3, "weight_decay"
 GRPO: Json = {
     "optimizer": OPTIMIZER, "temperature": 0.8, "entropy_coef": 0.01, "micro_batch_tokens": 30,
     "kl": {"where": "loss", "kind": "k3", "coef": 0.3}, "max_rollout_logprob_diff": 50.0,
-    "correction": {"level": "sequence", "cap": 3.0, "reject": {"seq_mean_k3": 4.0}},
+    "correction": {"level": "sequence", "cap": 3.0, "floor": 0.01},
 }  # fmt: skip
 CRITIC: Json = {
     "optimizer": OPTIMIZER, "objective": "value", "advantage": "gae", "model": "critic", "micro_batch_tokens": 40,
@@ -299,6 +299,8 @@ def test_wrong_feeds_are_refused(bench: Bench) -> None:
         ({"advantage": "gae", "objective": "value"}, True),
         ({"advantage": "gae", "objective": "value", "kl": {"where": "reward", "target": 0.1}}, False),
         ({"loss": "mine.py:loss"}, False),
+        ({"correction": {"level": "sequence"}}, True),
+        ({"correction": {"reject": {"seq_mean_k3": 4.0}}}, False),  # its denominators want the old log-probabilities
         ({"advantage": "distillation"}, False),
     ],
 )

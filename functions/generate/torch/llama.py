@@ -76,10 +76,11 @@ def _activation(config: Any) -> str:
 
 
 def _ropes(config: Any) -> dict[str, dict[str, Any]]:
-    """Rope parameters by layer type; one entry named "" where all layers share them."""
+    """Rope parameters by layer type, of the types that there are; one entry named "" where all layers share them."""
     parameters = config.rope_parameters
-    nested = all(isinstance(value, dict) for value in parameters.values())
-    return {k: v for k, v in parameters.items() if v} if nested else {"": parameters}
+    if not all(isinstance(value, dict) for value in parameters.values()):
+        return {"": parameters}
+    return {kind: parameters[kind] for kind in sorted(set(config.layer_types)) if parameters.get(kind)}
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ import numpy.typing as npt
 
 from functions.base.wire import Json
 from orchestrator.api.views.trace import Function, Lane, Life, TraceFile, Work, implied, place
+from orchestrator.job.roles import BY_NAME, roles_of
 from orchestrator.telemetry.now import FILE, read_now
 
 KEPT = 16
 """Runs whose traces stay parsed."""
-ALWAYS = ("generate", "reward", "train")
+ALWAYS = tuple(role.name for role in roles_of((), tail=False))
 """Functions that every job has."""
 Array = npt.NDArray[np.float64]
 
@@ -156,9 +157,9 @@ class Timelines:
 
 
 def _order(name: str) -> tuple[int, str]:
-    """As a step uses them: generate and its tail, reward, what says more about samples, training of critics, train."""
-    first = {"generate": 0, "generate-tail": 1, "reward": 2, "train": 5}
-    return first.get(name, 4 if name.startswith("train-") else 3), name
+    """As a step uses them."""
+    names = list(BY_NAME)
+    return (names.index(name) if name in names else len(names)), name
 
 
 def _open(trace: TraceFile, now: Json | None, end_s: float) -> dict[str, tuple[list[Life], list[Work]]]:

@@ -6,11 +6,14 @@ No torch: the orchestrator checks a job with it before anything runs.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from functions.algorithms.names import ADVANTAGES, AGGREGATIONS, KL_KINDS, POLICY_LOSSES
+from functions.base.wire import Json
 from functions.call.params import parse
+
+Schedule = Literal["constant", "linear", "cosine"]
 
 
 def _one_of(key: str, value: str, known: Collection[str]) -> None:
@@ -34,7 +37,7 @@ class OptimizerParams:
     weight_decay: float = 0.0
     max_grad_norm: float | None = 1.0
     """Gradients are scaled to at most this global 2-norm; None does not clip."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Schedule = "constant"
     """After the warm-up: constant, or down to min_lr_ratio * lr at total_steps."""
     warmup_steps: int = 0
     """Optimizer steps with lr * (step + 1) / warmup_steps."""
@@ -114,8 +117,8 @@ class CostParams:
 class LoraParams:
     """Low-rank adapters (arXiv:2106.09685) on the linear layers whose last name part is in `targets`."""
 
-    rank: int = 16
-    alpha: float = 32.0
+    rank: int
+    alpha: float = 16.0
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
     def __post_init__(self) -> None:
@@ -195,6 +198,18 @@ class TrainParams:
         return self.aggregation_norm
 
     @property
+    def rejects(self) -> bool:
+        """Whether samples or tokens may leave the mask for the mismatch of engine and trainer."""
+        return self.correction is not None and bool(self.correction.reject)
+
+    @property
+    def wants_old(self) -> bool:
+        """Whether the log-probabilities of the weights before the step are computed before its first gradient: they
+        change within it, or are part of what is trained on."""
+        in_reward = self.kl is not None and self.kl.where == "reward"
+        return self.epochs * self.mini_batches > 1 or in_reward or self.rejects or self.advantage == "distillation"
+
+    @property
     def streams(self) -> bool:
         """Whether a sample's gradient needs no more than its own prompt group, up to the batch's denominator: then the
         step can begin while other groups are still generated (functions/train/streamed.py)."""
@@ -202,10 +217,17 @@ class TrainParams:
             return False
         if self.objective == "value":  # returns are not whitened; a fixed KL in the reward is the sample's own
             return self.kl is None or self.kl.target is None
-        if self.kl is not None and self.kl.where == "reward":
+        if self.wants_old:
             return False
         whole = self.advantage == "gae" and self.advantage_options.get("whiten_advantages", True)
         return self.advantage in ("grpo", "dr_grpo", "rloo", "remax", "gae") and not whole
+
+    def to_json(self) -> Json:
+        return asdict(self)
+
+    def over(self, changes: Mapping[str, Any]) -> TrainParams:
+        """With `changes` (JSON, whole values) instead. Raises FatalError as `from_json`."""
+        return TrainParams.from_json(self.to_json() | dict(changes)) if changes else self
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TrainParams:
