@@ -27,7 +27,8 @@ SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
 Kind = Literal["counter", "gauge", "histogram"]
 _KINDS = {"counter": prometheus_client.Counter, "gauge": prometheus_client.Gauge}
 
-prometheus_client.disable_created_metrics()  # one more series for each counter, that nothing asks for
+# else one more series for each counter, that nothing asks for
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def job_families(job: Job) -> list[Family]:
         COST: summary.cost_usd if now is None else now, LAST_STEP: last, BUDGET: job.config.planner.budget_usd,
         BOUND: job.config.algorithm.get("max_rollout_logprob_diff"),
     }  # fmt: skip
-    read: dict[Metric, dict[tuple[str, ...], float]] = {
+    read: dict[Metric, Mapping[tuple[str, ...], float]] = {
         STATE: {(job.state, job.wish.name or job.config.name, job.config.recipe): 1},
         **{metric: {(): float(value)} for metric, value in numbers.items() if value is not None},
     }

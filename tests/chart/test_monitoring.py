@@ -6,6 +6,7 @@ import base64
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,7 @@ def test_the_operator_finds_the_api_and_may_read(render: Render, tmp_path: Path)
 
 def test_prometheus_own_linter_finds_nothing(promtool: str) -> None:
     values = Values(METRICS, {"job_id": "a"})
-    give = {"counter": values.add, "gauge": values.set, "histogram": values.observe}
+    give: dict[str, Callable[..., None]] = {"counter": values.add, "gauge": values.set, "histogram": values.observe}
     for metric in METRICS:
         give[metric.kind](metric, 1.0, *["a"] * len(metric.labels))
     shown = text(values.collect())
