@@ -4,7 +4,7 @@
 
 The job is that of bench/orchestrator_time.py: 64 prompts, n = 8, a model of 3.5 M parameters, functions going to zero;
 with any larger model the shares are smaller. On are: metrics.jsonl, TensorBoard, trace.json, now.json, plans.jsonl,
-prometheus.json, cost.json, samples, events, log lines, and a trace of each step to a collector (a process of its own,
+metrics.prom, cost.json, samples, events, log lines, and a trace of each step to a collector (a process of its own,
 that does not count). CPU time inside telemetry code, by the clock of the thread that runs it:
 
     recorder   the files, at each commit, and the look at the job four times a second

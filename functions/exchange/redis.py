@@ -6,8 +6,7 @@
 
 Both keys of a value are written in one MULTI and read in one MGET: no reader sees half of it. A conditional put is
 a script, or WATCH and MULTI for long values; each writer signs its header, so that one whose answer was lost on the way
-recognises on repeating that it had won. Commands are packed here, as redis-py's Python packer does it, because that
-sends buffers without copying them; hiredis parses the answers (each is the faster of the two at its side).
+recognises on repeating that it had won.
 Not for Redis Cluster: the two keys of a value lie in different slots.
 """
 
@@ -52,7 +51,7 @@ from functions.exchange.base import (
     views,
 )
 from functions.exchange.redis_record import HEADER_BYTES, Expiry, Header, LargeValue
-from functions.exchange.resp import Packed, Replies, command, converse
+from functions.exchange.resp import PACKER, Command, Replies, converse
 
 INLINE_BYTES = 1 << 16
 MAX_BYTES = 512 << 20
@@ -96,8 +95,9 @@ class RedisExchange:
             socket_connect_timeout=5.0,
             socket_timeout=30.0,
             health_check_interval=0,
+            command_packer=PACKER,
         )
-        self._send("opening", lambda: [command("PING")])
+        self._send("opening", lambda: [("PING",)])
 
     @property
     def durable(self) -> Exchange:
@@ -116,7 +116,7 @@ class RedisExchange:
             before = self._run_write(key, name, [header.encode(), *buffers], expiry, "")
             return Ref(key, size, header.checksum), _place(before)
         parts = LargeValue(name, buffers, size, expiry)
-        before, *_ = self._send(key, lambda: [command("GETRANGE", name, 0, HEADER_BYTES - 1), *parts.transaction()])
+        before, *_ = self._send(key, lambda: [("GETRANGE", name, 0, HEADER_BYTES - 1), *parts.transaction()])
         return Ref(key, size, parts.checksum), _place(before or None)
 
     def announce(self, ref: Ref, lifetime_s: float | None) -> None:
@@ -139,13 +139,13 @@ class RedisExchange:
         def attempt(connection: Any) -> Ref | None:
             while True:
                 look = [
-                    command("WATCH", value.name),
-                    command("EXISTS", value.name),
-                    command("GETRANGE", value.name, 0, HEADER_BYTES - 1),
+                    ("WATCH", value.name),
+                    ("EXISTS", value.name),
+                    ("GETRANGE", value.name, 0, HEADER_BYTES - 1),
                 ]
                 _, exists, there = converse(connection, look)
                 if exists:
-                    converse(connection, [command("UNWATCH")])
+                    converse(connection, [("UNWATCH",)])
                     mine = f" by={value.writer} ".encode() in there
                     return Ref(key, value.size_bytes, value.checksum) if mine else None
                 if converse(connection, value.transaction())[-1] is not None:  # None: somebody wrote since the WATCH
@@ -157,7 +157,7 @@ class RedisExchange:
         path = key.key if isinstance(key, Ref) else key
         name = self._name(path)
         if start == 0 and length is None:
-            ((record, apart),) = self._send(path, lambda: [command("MGET", name, name + "#")])
+            ((record, apart),) = self._send(path, lambda: [("MGET", name, name + "#")])
             header = self._header(path, record, key)
             data = record[HEADER_BYTES:] if header.place != "a" else apart
             self._check_there(path, data)
@@ -170,14 +170,14 @@ class RedisExchange:
         *_, (exists, record, inline_size, apart_size, inline, apart) = self._send(
             path,
             lambda: [
-                command("MULTI"),
-                command("EXISTS", name, name + "#"),
-                command("GETRANGE", name, 0, HEADER_BYTES - 1),
-                command("STRLEN", name),
-                command("STRLEN", name + "#"),
-                command("GETRANGE", name, first + HEADER_BYTES, inline_last),
-                command("GETRANGE", name + "#", first, last),
-                command("EXEC"),
+                ("MULTI",),
+                ("EXISTS", name, name + "#"),
+                ("GETRANGE", name, 0, HEADER_BYTES - 1),
+                ("STRLEN", name),
+                ("STRLEN", name + "#"),
+                ("GETRANGE", name, first + HEADER_BYTES, inline_last),
+                ("GETRANGE", name + "#", first, last),
+                ("EXEC",),
             ],
         )
         header = self._header(path, record if exists else None, key)
@@ -196,7 +196,7 @@ class RedisExchange:
         name, end = self._name(key), time.monotonic() + timeout_s
 
         def there() -> bool:
-            return bool(self._send(key, lambda: [command("EXISTS", name)])[0])
+            return bool(self._send(key, lambda: [("EXISTS", name)])[0])
 
         if there():
             return True
@@ -219,7 +219,7 @@ class RedisExchange:
         for chosen, counted in ((values, 1), (apart, 0)):
             for at in range(0, len(chosen), 1000):
                 batch = chosen[at : at + 1000]
-                deleted += counted * self._send(prefix, lambda batch=batch: [command("UNLINK", *batch)])[0]  # type: ignore[misc]
+                deleted += counted * self._send(prefix, lambda batch=batch: [("UNLINK", *batch)])[0]  # type: ignore[misc]
         return deleted
 
     def exists(self, key: str) -> bool:
@@ -230,24 +230,24 @@ class RedisExchange:
         """Held by one at a time, for `lock_s` at most (a holder that dies frees it so). Raises Unavailable."""
         name, token, end = f"{self._name(key)}#lock", uuid.uuid4().hex, time.monotonic() + 2 * self.lock_s
         held = ("PX", int(self.lock_s * 1000), "NX")
-        while self._send(key, lambda: [command("SET", name, token, *held)])[0] is None:
+        while self._send(key, lambda: [("SET", name, token, *held)])[0] is None:
             if time.monotonic() > end:
                 raise Unavailable(f"{key}: its lock in Redis stayed taken for {2 * self.lock_s:.0f} s")
             time.sleep(0.005)
         try:
             yield
         finally:
-            self._send(key, lambda: [command("EVAL", _RELEASE, 1, name, token)])
+            self._send(key, lambda: [("EVAL", _RELEASE, 1, name, token)])
 
     def _run_write(self, key: str, name: str, record: Buffers, expiry: Expiry, condition: str) -> bytes | None:
         """Writes the record by _WRITE; the header that was there before."""
-        arguments = (2, name, name + "#", record, expiry[-1] if expiry else "", condition, HEADER_BYTES - 1)
+        arguments = (2, name, name + "#", b"".join(record), expiry[-1] if expiry else "", condition, HEADER_BYTES - 1)
         try:
-            (before,) = self._send(key, lambda: [command("EVALSHA", _WRITE_SHA, *arguments)])
+            (before,) = self._send(key, lambda: [("EVALSHA", _WRITE_SHA, *arguments)])
         except ExchangeError as error:
             if not isinstance(error.__cause__, NoScriptError):
                 raise
-            (before,) = self._send(key, lambda: [command("EVAL", _WRITE, *arguments)])
+            (before,) = self._send(key, lambda: [("EVAL", _WRITE, *arguments)])
         return None if before is None else bytes(before)
 
     # -- one key
@@ -289,7 +289,7 @@ class RedisExchange:
 
     # -- talking
 
-    def _send(self, key: str, commands: Callable[[], Iterable[Packed]]) -> Replies:
+    def _send(self, key: str, commands: Callable[[], Iterable[Command]]) -> Replies:
         """The answers, in order. `commands` is called again for every attempt."""
         return self._with_connection(key, lambda connection: converse(connection, commands()))
 

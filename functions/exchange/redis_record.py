@@ -1,16 +1,13 @@
-"""How a value is written in Redis: its header, and the transaction that sends a long one piece by piece."""
+"""How a value is written in Redis: its header, and the transaction that writes a long one."""
 
 from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
 
-import xxhash
+from functions.exchange.base import Corrupt, checksum
+from functions.exchange.resp import Command, Concatenation
 
-from functions.exchange.base import Corrupt
-from functions.exchange.resp import Packed, command
-
-PIECE_BYTES = 1 << 20
 Expiry = tuple[str | int, ...]
 
 
@@ -45,35 +42,21 @@ class Header:
 HEADER_BYTES = len(Header(0, "0" * 32, "0" * 8, "i").encode())
 
 
-@dataclass
 class LargeValue:
-    """A value that lies apart from its header. Its checksum is computed while it is sent, piece by piece."""
+    """A value that lies apart from its header."""
 
-    name: str
-    buffers: list[memoryview]
-    size_bytes: int
-    expiry: Expiry
-    checksum: str = ""
-
-    def __post_init__(self) -> None:
+    def __init__(self, name: str, buffers: list[memoryview], size_bytes: int, expiry: Expiry) -> None:
+        self.name, self.size_bytes = name, size_bytes
         self.writer = uuid.uuid4().hex[:8]
+        self.checksum = checksum(*buffers)
+        self._buffers, self._expiry = buffers, expiry
 
-    def transaction(self) -> list[Packed]:
-        return [command("MULTI"), self._bytes(), self._header(), command("PUBLISH", self.name, ""), command("EXEC")]
-
-    def _bytes(self) -> Packed:
-        expiry = b"".join(bytes(part) for part in list(command("SET", *self.expiry))[4:])
-        name = (self.name + "#").encode()
-        yield b"*%d\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (3 + len(self.expiry), len(name), name, self.size_bytes)
-        digest = xxhash.xxh3_128()
-        for view in self.buffers:
-            for at in range(0, view.nbytes, PIECE_BYTES):
-                piece = view[at : at + PIECE_BYTES]
-                digest.update(piece)
-                yield piece
-        self.checksum = digest.hexdigest()
-        yield b"\r\n" + expiry
-
-    def _header(self) -> Packed:
+    def transaction(self) -> list[Command]:
         header = Header(self.size_bytes, self.checksum, self.writer, "a")
-        yield from command("SET", self.name, header.encode(), *self.expiry)
+        return [
+            ("MULTI",),
+            ("SET", self.name + "#", Concatenation(self._buffers), *self._expiry),
+            ("SET", self.name, header.encode(), *self._expiry),
+            ("PUBLISH", self.name, ""),
+            ("EXEC",),
+        ]

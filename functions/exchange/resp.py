@@ -1,43 +1,57 @@
-"""Redis' protocol, sending side: commands packed without copying large values. (Answers are parsed by hiredis.)
+"""A conversation with Redis: commands sent together, an answer to each read. redis-py packs, hiredis parses.
 
-redis-py packs with hiredis where that is installed, which copies every value: a 16 MB SET reaches a third of the speed.
-Layout: https://redis.io/docs/latest/develop/reference/protocol-spec/ (arrays of bulk strings).
+redis-py packs with hiredis where that is installed, which copies every value: a 16 MB SET takes four times as long as
+by redis-py's packer in Python, so that one is asked for (docs/decisions/0015-libraries.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from redis._parsers import Encoder
+from redis.connection import PythonRespSerializer
 from redis.exceptions import ResponseError
 
-from functions.exchange.base import Buffer
-
-JOIN_BYTES = 1 << 16
-"""Pieces up to here are copied together to save system calls."""
-SEND_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20
+"""Sent at once: the socket's timeout is for so much."""
 
 Reply = Any
 Replies = list[Reply]
-Packed = Iterable[bytes | memoryview]
+Command = tuple[Any, ...]
 
 
-def command(*parts: str | int | bytes | Sequence[Buffer]) -> Packed:
-    """One command in RESP; a list of buffers is one argument, their concatenation."""
-    packed: list[bytes | memoryview] = [b"*%d\r\n" % len(parts)]
-    for part in parts:
-        buffers = part if isinstance(part, list) else [part if isinstance(part, bytes) else str(part).encode()]
-        packed.append(b"$%d\r\n" % sum(len(buffer) for buffer in buffers))
-        packed.extend(buffers)
-        packed.append(b"\r\n")
-    return packed
+class Concatenation:
+    """Byte views that are one argument, longer than what is joined with its neighbours; they are not copied."""
+
+    def __init__(self, views: list[memoryview]) -> None:
+        self._views, self._size_bytes = views, sum(view.nbytes for view in views)
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def pieces(self) -> Iterator[memoryview]:
+        for view in self._views:
+            for at in range(0, view.nbytes, PIECE_BYTES):
+                yield view[at : at + PIECE_BYTES]
 
 
-def converse(connection: Any, commands: Iterable[Packed]) -> list[Reply]:
+_encoder = Encoder("utf-8", "strict", False)  # type: ignore[no-untyped-call]
+
+
+def _encode(part: Any) -> Any:
+    return part if isinstance(part, Concatenation) else _encoder.encode(part)  # type: ignore[no-untyped-call]
+
+
+PACKER = PythonRespSerializer(6000, _encode)
+"""What connections have to be made with."""
+
+
+def converse(connection: Any, commands: Iterable[Command]) -> Replies:
     """Sends all, then reads an answer to each (also where one is an error: the first is raised at the end)."""
     commands = list(commands)
-    connection.send_packed_command(_coalesced(commands))
-    replies: list[Reply] = []
+    connection.send_packed_command(_pieces(connection.pack_commands(commands)))
+    replies: Replies = []
     failure: ResponseError | None = None
     for _ in commands:
         try:
@@ -52,20 +66,9 @@ def converse(connection: Any, commands: Iterable[Packed]) -> list[Reply]:
     return replies
 
 
-def _coalesced(commands: Iterable[Packed]) -> Iterator[bytes | memoryview]:
-    """The same bytes with small pieces joined: one system call for a small command, none copied of a large value."""
-    small: list[bytes | memoryview] = []
-    size = 0
-    for packed in commands:
-        for piece in packed:
-            if len(piece) > JOIN_BYTES:
-                yield b"".join(small)
-                yield piece
-                small, size = [], 0
-            else:
-                small.append(piece)
-                size += len(piece)
-                if size > SEND_BYTES:
-                    yield b"".join(small)
-                    small, size = [], 0
-    yield b"".join(small)
+def _pieces(chunks: Iterable[bytes | memoryview | Concatenation]) -> Iterator[bytes | memoryview]:
+    for chunk in chunks:
+        if isinstance(chunk, Concatenation):
+            yield from chunk.pieces()
+        else:
+            yield chunk

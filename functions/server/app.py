@@ -47,6 +47,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from functions.base.logs import About, catch_printed, finish_printed, log_lines
+from functions.base.prometheus import CONTENT_TYPE
 from functions.base.wire import Call, Event
 from functions.call import userfile
 from functions.call.function import Function
@@ -56,7 +57,6 @@ from functions.server import kinds
 from functions.server.attempt import Attempt, Outcome
 from functions.server.metrics import ReplicaMetrics
 from functions.server.preload import Ahead
-from functions.server.prometheus import CONTENT_TYPE
 from functions.server.settings import Settings
 
 log = logging.getLogger(__name__)

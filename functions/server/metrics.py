@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 
+from functions.base.prometheus import Metric, Values, family, text
 from functions.call.meter import Meter
 from functions.server.attempt import Attempt, Outcome
 from functions.server.preload import Ahead
-from functions.server.prometheus import Metric, Values, text
 from functions.server.settings import Settings
 
 CALLS = Metric("rlhf_function_calls_total", "counter", "Attempts at calls that have ended, by outcome: done, "
@@ -38,6 +38,7 @@ UP = Metric("rlhf_function_up_seconds", "gauge", "Seconds since the replica list
 MEMORY = Metric("process_resident_memory_bytes", "gauge", "Resident memory.")
 CPU = Metric("process_cpu_seconds_total", "counter", "User and system time.")
 
+COUNTED = (CALLS, DURATION, COLD_START, AHEAD, PHASE, BYTES, SAMPLES, TOKENS, FAILURES, MISMATCH, BOUND)
 METRICS = (CALLS, DURATION, IN_FLIGHT, STATE, COLD_START, AHEAD, PHASE, BYTES, SAMPLES, TOKENS, FAILURES, MISMATCH,
            BOUND, UP, MEMORY, CPU)  # fmt: skip
 
@@ -47,7 +48,7 @@ class ReplicaMetrics:
 
     def __init__(self, settings: Settings) -> None:
         self._constant = {"function": settings.function or settings.kind, "replica": settings.name}
-        self._values = Values()
+        self._values = Values(COUNTED, self._constant)
         self._started_s = time.monotonic()
 
     def built(self) -> None:
@@ -90,15 +91,16 @@ class ReplicaMetrics:
         self._values.add(BYTES, told.bytes_out, "out")
 
     def text(self, state: str) -> str:
-        values = self._values
-        values.set(IN_FLIGHT, int(state == "busy"))
-        for name in ("idle", "busy", "draining"):
-            values.set(STATE, int(name == state), name)
-        values.set(UP, time.monotonic() - self._started_s)
         with open("/proc/self/statm") as statm:
-            values.set(MEMORY, int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE"))
-        values.set(CPU, time.process_time())
-        return text(METRICS, [(values, self._constant)])
+            resident_bytes = int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+        read: dict[Metric, dict[tuple[str, ...], float]] = {
+            IN_FLIGHT: {(): int(state == "busy")},
+            STATE: {(name,): int(name == state) for name in ("idle", "busy", "draining")},
+            UP: {(): time.monotonic() - self._started_s},
+            MEMORY: {(): resident_bytes},
+            CPU: {(): time.process_time()},
+        }
+        return text([*self._values.collect(), *(family(m, values, self._constant) for m, values in read.items())])
 
 
 def process_age_s() -> float:

@@ -15,7 +15,7 @@ from functions.base.wire import Json, Version
 from functions.call.function import Context, FatalError
 from functions.call.train_params import LoraParams, TrainParams
 from functions.models.forward import output_head
-from functions.models.lora import adapter_tensors, add_adapters, load_adapters
+from functions.models.lora import ADAPTER, adapter_tensors, add_adapters, load_adapters
 from functions.models.pretrained import checkpoint_names, checkpoint_tensors, load_causal_lm, load_critic, own_tensors
 from functions.train.gang import ALONE, Ranks, await_value
 from functions.train.optimizer import MASTER, Optimizer
@@ -144,7 +144,9 @@ def _base(manifest: Manifest, params: TrainParams) -> Version:
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    """By the names that versions have them under: an adapter is `<layer>.lora_A`."""
+    own = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {name.removesuffix(f".{ADAPTER}.weight"): parameter for name, parameter in own.items()}
 
 
 def publish_state(

@@ -25,7 +25,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from functions.server.prometheus import CONTENT_TYPE
+from functions.base.prometheus import CONTENT_TYPE
 from orchestrator.api import problems
 from orchestrator.api.auth import Tokens
 from orchestrator.api.feed import Feeds

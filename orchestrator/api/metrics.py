@@ -9,14 +9,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from prometheus_client import Metric as Family
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from functions.server.prometheus import Metric, Values, text
+from functions.base.prometheus import Metric, Values, family, text
 from orchestrator.api.jobs import STATES, Job
 from orchestrator.base.errors import RunError
-from orchestrator.telemetry.job_metrics import FILE, read_values
+from orchestrator.telemetry.job_metrics import FILE, read_families
 from orchestrator.telemetry.job_metrics import METRICS as OWN_METRICS
 
 FIRST_BYTE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -47,14 +49,14 @@ class RequestMetrics:
     """Counts requests by method, route and status, and their times to the first byte of the answer."""
 
     def __init__(self) -> None:
-        self.values = Values()
+        self.values = Values(API_METRICS)
 
     def add(self, method: str, route: str, status: int, seconds: float) -> None:
         self.values.add(REQUESTS, 1, method, route, str(status))
         self.values.observe(FIRST_BYTE, seconds)
 
     def text(self) -> str:
-        return text(API_METRICS, [(self.values, {})])
+        return text(self.values.collect())
 
 
 class Measured:
@@ -81,40 +83,30 @@ class Measured:
 def jobs_text(jobs: Iterable[Job], runs: Path) -> str:
     """All metrics of the jobs whose run directories lie in `runs`."""
     listed = list(jobs)
-    states, values = Counter(job.state for job in listed), Values()
-    for state in STATES:
-        values.set(JOBS, states[state], state)
-    groups: list[tuple[Values, Mapping[str, str]]] = []
+    states = Counter(job.state for job in listed)
+    families = [family(JOBS, {(state,): states[state] for state in STATES})]
     for job in (job for job in listed if not job.settled):
-        constant = {"job_id": job.id}
-        groups.append((job_values(job), constant))
-        try:
-            own = read_values(runs / job.id / FILE)
-        except RunError:  # of another version: its orchestrator says so; the other jobs have their metrics
-            own = None
-        if own is not None:
-            groups.append((own, constant))
-    return text((JOBS,), [(values, {})]) + text(JOB_METRICS, groups)
+        families += job_families(job)
+        with suppress(RunError):  # its orchestrator says so; the other jobs have their metrics
+            families += read_families(runs / job.id / FILE, job.id)
+    return text(families)
 
 
-def job_values(job: Job) -> Values:
+def job_families(job: Job) -> list[Family]:
     """What a job's configuration and events say."""
-    values, summary = Values(), job.summary
-    values.set(STATE, 1, job.state, job.wish.name or job.config.name, job.config.recipe)
-    values.set(STEPS, job.config.steps)
-    values.set(FAILURES, summary.sample_failures)
-    values.set(EXECUTIONS, summary.execution)
+    summary = job.summary
     now = (job.now or {}).get("usd")
     last = summary.commits[-1].time if summary.commits else summary.started_at
-    for metric, value in (
-        (STEP, summary.step), (COST, summary.cost_usd if now is None else now), (LAST_STEP, last),
-        (BUDGET, job.config.planner.budget_usd), (BOUND, job.config.algorithm.get("max_rollout_logprob_diff")),
-    ):  # fmt: skip
-        if value is not None:
-            values.set(metric, float(value))
+    numbers = {
+        STEPS: job.config.steps, FAILURES: summary.sample_failures, EXECUTIONS: summary.execution, STEP: summary.step,
+        COST: summary.cost_usd if now is None else now, LAST_STEP: last, BUDGET: job.config.planner.budget_usd,
+        BOUND: job.config.algorithm.get("max_rollout_logprob_diff"),
+    }  # fmt: skip
+    read: dict[Metric, Mapping[tuple[str, ...], float]] = {
+        STATE: {(job.state, job.wish.name or job.config.name, job.config.recipe): 1},
+        **{metric: {(): float(value)} for metric, value in numbers.items() if value is not None},
+    }
     if job.alive:
         lives = [life for life in (job.now or {}).get("lives", ()) if life["stop_s"] is None]
-        counts = Counter((life["function"], life["phases"][-1][0]) for life in lives if life["phases"])
-        for (function, state), count in counts.items():
-            values.set(REPLICAS, count, function, state)
-    return values
+        read[REPLICAS] = Counter((life["function"], life["phases"][-1][0]) for life in lives if life["phases"])
+    return [family(metric, values, {"job_id": job.id}) for metric, values in read.items()]

@@ -20,7 +20,7 @@ from orchestrator.job.prompts import PromptSource
 from orchestrator.recipes import find_recipe
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors")
-OPTIONAL = {"vllm": "generate uses the torch engine", "peft": "LoRA uses our own layers"}
+OPTIONAL = {"vllm": "generate uses the torch engine", "peft": "jobs with model.lora_rank cannot train"}
 FREE_GB = 2.0
 
 

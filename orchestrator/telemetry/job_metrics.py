@@ -1,4 +1,4 @@
-"""`prometheus.json`: a job's metrics, kept by its orchestrator and served by the job API (api/telemetry.py).
+"""`metrics.prom`: a job's metrics in Prometheus' text format, kept by its orchestrator and served by the job API.
 
 Replicas live for seconds: few scrapes meet one. What their calls took, moved and failed at is counted here, where every
 call's end is seen, and goes on counting over `resume`. Constant label: `job_id`.
@@ -6,17 +6,19 @@ call's end is seen, and goes on counting over `resume`. Constant label: `job_id`
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from functions.server.prometheus import Metric, Values
+from prometheus_client import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
+
+from functions.base.prometheus import Metric, Values, family, text
 from orchestrator.base.errors import RunError
 from orchestrator.planner.base import CallObservation
 from orchestrator.run.ledger import Books, total
 
-FILE = "prometheus.json"
+FILE = "metrics.prom"
 MISMATCH_METRIC = "rollout_corr/abs_diff_mean"
 
 STEP_SECONDS = Metric("rlhf_job_step_seconds", "gauge", "Seconds that the last step took.")
@@ -51,11 +53,12 @@ STARTS = Metric("rlhf_job_replica_starts_total", "counter", "Replicas started.",
 RESERVED_COST = Metric("rlhf_job_reserved_cost_usd", "gauge", "What holding every function's replicas for as long "
                        "would have cost.")  # fmt: skip
 
-METRICS = (
+COUNTED = (
     STEP_SECONDS, STEP_COST, STAGE_SECONDS, REWARD, RESPONSE_TOKENS, VALIDATION, MISMATCH, PLANNER_ERROR, CALLS,
-    CALL_SECONDS, PHASE_SECONDS, COLD_START, SAMPLES, TOKENS, BYTES, FUNCTION_COST, REPLICA_SECONDS, BUSY_SECONDS,
-    GPU_SECONDS, STARTS, RESERVED_COST,
+    CALL_SECONDS, PHASE_SECONDS, COLD_START, SAMPLES, TOKENS, BYTES,
 )  # fmt: skip
+OF_BOOKS = (FUNCTION_COST, REPLICA_SECONDS, BUSY_SECONDS, GPU_SECONDS, STARTS, RESERVED_COST)
+METRICS = (*COUNTED, *OF_BOOKS)
 _OF_STEP = {"critic/score/mean": REWARD, "response_length/mean": RESPONSE_TOKENS, MISMATCH_METRIC: MISMATCH,
             "perf/time_per_step": STEP_SECONDS}  # fmt: skip
 _STAGE, _PLANNER, _VALIDATION = "timing_s/", "planner/error/", "val-core/"
@@ -66,11 +69,14 @@ class JobMetrics:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
-        self.values = read_values(self._path) or Values()
+        self._constant = {"job_id": directory.absolute().name}
+        books = {metric.family for metric in OF_BOOKS}  # they have counted from the job's start
+        self._before = [f for f in read_families(self._path, self._constant["job_id"]) if f.name not in books]
+        self._values = Values(COUNTED, self._constant)
 
     def call_ended(self, function: str, outcome: str, call: CallObservation | None) -> None:
         """An attempt is over; `call` says what it took, if it is done."""
-        values = self.values
+        values = self._values
         values.add(CALLS, 1, function, outcome)
         if call is None:
             return
@@ -87,7 +93,7 @@ class JobMetrics:
 
     def committed(self, metrics: Mapping[str, float], step_cost_usd: float) -> None:
         """A step's metrics, by verl's names."""
-        values = self.values
+        values = self._values
         values.set(STEP_COST, step_cost_usd)
         for name, value in metrics.items():
             if name in _OF_STEP:
@@ -101,27 +107,44 @@ class JobMetrics:
 
     def write(self, books: Books) -> None:
         """Raises RunError where it cannot be written. No fsync: what a crash of the machine loses is counted anew."""
-        values = self.values
-        for function, cost in books.functions.items():
-            for metric, value in (
-                (FUNCTION_COST, cost.usd), (REPLICA_SECONDS, cost.replica_s), (BUSY_SECONDS, cost.busy_s),
-                (GPU_SECONDS, cost.gpu_s), (STARTS, cost.starts),
-            ):  # fmt: skip
-                values.set(metric, value, function)
-        values.set(RESERVED_COST, total(books.serverful).usd)
+        costs = books.functions.items()
+        read: dict[Metric, dict[tuple[str, ...], float]] = {
+            FUNCTION_COST: {(name,): cost.usd for name, cost in costs},
+            REPLICA_SECONDS: {(name,): cost.replica_s for name, cost in costs},
+            BUSY_SECONDS: {(name,): cost.busy_s for name, cost in costs},
+            GPU_SECONDS: {(name,): cost.gpu_s for name, cost in costs},
+            STARTS: {(name,): cost.starts for name, cost in costs},
+            RESERVED_COST: {(): total(books.serverful).usd},
+        }
+        of_books = [family(metric, values, self._constant) for metric, values in read.items()]
         temporary = self._path.with_name(f".{FILE}.new")
         try:
-            temporary.write_bytes(json.dumps(values.to_json(), allow_nan=False).encode() + b"\n")
+            temporary.write_text(text([*self._before, *self._values.collect(), *of_books]), encoding="utf-8")
             os.replace(temporary, self._path)
         except OSError as error:
             raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
 
 
-def read_values(path: Path) -> Values | None:
-    """None where there are none. Raises RunError for a file that holds something else."""
+def read_families(path: Path, job_id: str) -> list[Family]:
+    """Of METRICS only, as this version has them: what another counted otherwise is left out.
+
+    None where there is no file. Raises RunError for a file that holds something else.
+    """
     try:
-        return Values.from_json(json.loads(path.read_bytes()), METRICS)
+        found = list(text_string_to_metric_families(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return []
+    except (OSError, ValueError) as error:
         raise RunError(f"{path}: not a file of metrics ({error!r}); move it away to count anew") from error
+    known = {metric.family: metric for metric in METRICS}
+    kept = [part for part in found if part.name in known and _fits(part, known[part.name])]
+    for part in kept:
+        part.samples = [s._replace(labels={**s.labels, "job_id": job_id}) for s in part.samples]
+    return kept
+
+
+def _fits(part: Family, metric: Metric) -> bool:
+    labels = {frozenset(sample.labels) - {"le"} for sample in part.samples}
+    bounds = {float(sample.labels["le"]) for sample in part.samples if "le" in sample.labels}
+    wanted = {*metric.buckets, float("inf")} if metric.kind == "histogram" else set()
+    return part.type == metric.kind and labels == {frozenset({"job_id", *metric.labels})} and bounds == wanted

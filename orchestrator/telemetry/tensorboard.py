@@ -5,7 +5,7 @@
     Event    1 wall_time double, 2 step int64, 3 file_version, 5 summary, 7 session_log   tensorflow/.../event.proto
     Summary  1 value: 1 tag, 2 simple_value float                                         tensorflow/.../summary.proto
 
-tensorboardX does the same, but imports torch wherever it is installed, and writes later, in a thread.
+The libraries that do the same write later, in a thread, and bring torch or 77 MB: docs/decisions/0015-libraries.md.
 """
 
 from __future__ import annotations

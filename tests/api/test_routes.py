@@ -227,11 +227,11 @@ def test_prometheus(api: httpx.Client) -> None:
     answer = api.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     lines = answer.text.splitlines()
-    assert 'rlhf_jobs{state="succeeded"} 1' in lines
+    assert 'rlhf_jobs{state="succeeded"} 1.0' in lines
     name = 'rlhf_api_requests_total{method="GET",route="/metrics",status="200"} '
     api.get("/metrics")
     before, after = (
-        int(next(line for line in text.splitlines() if line.startswith(name)).removeprefix(name))
+        float(next(line for line in text.splitlines() if line.startswith(name)).removeprefix(name))
         for text in (api.get("/metrics").text, api.get("/metrics").text)
     )
     assert after == before + 1

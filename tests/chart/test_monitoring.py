@@ -6,13 +6,14 @@ import base64
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from functions.base.prometheus import Values, text
 from functions.server.metrics import METRICS as REPLICA_METRICS
-from functions.server.prometheus import Values, text
 from orchestrator.api.auth import Tokens
 from orchestrator.api.metrics import METRICS as API_METRICS
 from tests.chart.conftest import CHART, TOOLS, VALUES, Render, one, selects
@@ -127,13 +128,10 @@ def test_the_operator_finds_the_api_and_may_read(render: Render, tmp_path: Path)
 
 
 def test_prometheus_own_linter_finds_nothing(promtool: str) -> None:
-    values = Values()
+    values = Values(METRICS, {"job_id": "a"})
+    give: dict[str, Callable[..., None]] = {"counter": values.add, "gauge": values.set, "histogram": values.observe}
     for metric in METRICS:
-        labels = ["a"] * len(metric.labels)
-        if metric.kind == "histogram":
-            values.observe(metric, 1.0, *labels)
-        else:
-            values.set(metric, 1.0, *labels)
-    shown = text(METRICS, [(values, {"job_id": "a"})])
+        give[metric.kind](metric, 1.0, *["a"] * len(metric.labels))
+    shown = text(values.collect())
     done = subprocess.run([promtool, "check", "metrics"], input=shown, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from functions.exchange.directory import DirectoryExchange
 from functions.weights.manifest import Manifest
@@ -16,8 +16,9 @@ pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(300)
 
 def phases(run: Path) -> dict[tuple[str, str], float]:
     """Seconds by function and phase."""
-    counted = json.loads((run / "prometheus.json").read_text())["numbers"]["rlhf_job_phase_seconds_total"]
-    return {(function, phase): seconds for (function, phase), seconds in counted}
+    families = text_string_to_metric_families((run / "metrics.prom").read_text())
+    [counted] = [family for family in families if family.name == "rlhf_job_phase_seconds"]
+    return {(s.labels["function"], s.labels["phase"]): s.value for s in counted.samples}
 
 
 def test_kept_replicas_take_deltas_and_change_nothing(job: Job, tmp_path: Path) -> None:

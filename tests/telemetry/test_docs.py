@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from functions.base.prometheus import Metric
 from functions.server.metrics import METRICS as OF_FUNCTION
-from functions.server.prometheus import Metric
 from orchestrator.api.metrics import METRICS as OF_API
 from orchestrator.job.telemetry import TelemetryConfig
 

@@ -13,12 +13,14 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from functions.base.prometheus import Metric, Values, family, text, together
 from functions.server.metrics import METRICS as REPLICA_METRICS
-from functions.server.prometheus import Metric, Values, text
 from orchestrator.api.metrics import METRICS as API_METRICS
 from orchestrator.base.errors import RunError
 from orchestrator.planner.base import CallObservation
-from orchestrator.telemetry.job_metrics import CALLS, COLD_START, FILE, METRICS, TOKENS, JobMetrics, read_values
+from orchestrator.run.ledger import Books, Cost, StepCost
+from orchestrator.run.ledger import together as added_up
+from orchestrator.telemetry.job_metrics import CALLS, COLD_START, FILE, REWARD, TOKENS, JobMetrics, read_families
 from tests.api.conftest import serving, wait_for
 from tests.support.tiny_job import make_job
 
@@ -48,12 +50,12 @@ class Scraped:
     """Counters that went down."""
 
     def add(self, answer: str) -> None:
-        for family in text_string_to_metric_families(answer):
-            self.helps[family.name] = family.documentation
-            for sample in family.samples:
-                self.kinds[sample.name] = family.type
+        for found in text_string_to_metric_families(answer):
+            self.helps[found.name] = found.documentation
+            for sample in found.samples:
+                self.kinds[sample.name] = found.type
                 key = sample.name, frozenset(sample.labels.items())
-                if family.type in ("counter", "histogram") and sample.value < self.values.get(key, 0.0):
+                if found.type in ("counter", "histogram") and sample.value < self.values.get(key, 0.0):
                     self.falls.append(str(key))
                 self.values[key] = sample.value
 
@@ -163,22 +165,43 @@ def test_names_follow_the_conventions(metric: Metric) -> None:
 
 def test_text_of_hostile_values_reads_back() -> None:
     metric = Metric("rlhf_job_x", "gauge", 'a "help"\nof two \\ lines', ("name",))
-    values = Values()
+    values = Values([metric], {"job_id": "a"})
     values.set(metric, 1e-7, 'quote " slash \\ line\nend')
-    [family] = text_string_to_metric_families(text([metric], [(values, {"job_id": "a"})]))
-    assert family.documentation == 'a "help"\nof two \\ lines'
-    [sample] = family.samples
+    [found] = text_string_to_metric_families(text(values.collect()))
+    assert found.documentation == 'a "help"\nof two \\ lines'
+    [sample] = found.samples
     assert (sample.labels["name"], sample.value) == ('quote " slash \\ line\nend', 1e-7)
 
 
-def test_a_histogram_is_cumulative() -> None:
+def test_what_has_no_value_is_not_shown() -> None:
+    """A bound of 0 where a job sets none would be an alert."""
+    metrics = [Metric("rlhf_job_x", "gauge", "x."), Metric("rlhf_job_y_total", "counter", "y.", ("name",))]
+    values = Values(metrics, {"job_id": "a"})
+    assert text(values.collect()) == ""
+    values.add(metrics[1], 2, "b")
+    shown = text([*values.collect(), family(metrics[0], {})]).splitlines()
+    assert shown[1:] == ["# TYPE rlhf_job_y_total counter", 'rlhf_job_y_total{job_id="a",name="b"} 2.0']
+
+
+def test_a_histogram_is_cumulative_and_adds_up() -> None:
     metric = Metric("rlhf_job_x_seconds", "histogram", "x.", (), (1.0, 2.0))
-    values = Values()
-    for value in (0.5, 1.0, 1.5, 9.0):
-        values.observe(metric, value)
-    [family] = text_string_to_metric_families(text([metric], [(values, {})]))
-    got = {(s.name.removeprefix("rlhf_job_x_seconds_"), s.labels.get("le")): s.value for s in family.samples}
-    assert got == {("bucket", "1"): 2, ("bucket", "2"): 3, ("bucket", "+Inf"): 4, ("sum", None): 12, ("count", None): 4}
+    parts = []
+    for observed in ((0.5, 1.0), (1.5, 9.0)):
+        values = Values([metric])
+        for value in observed:
+            values.observe(metric, value)
+        parts += values.collect()
+    [found] = text_string_to_metric_families(text(parts))
+    got = {(s.name.removeprefix("rlhf_job_x_seconds_"), s.labels.get("le")): s.value for s in found.samples}
+    assert got == {("bucket", "1.0"): 2, ("bucket", "2.0"): 3, ("bucket", "+Inf"): 4, ("sum", None): 12,
+                   ("count", None): 4}  # fmt: skip
+
+
+def test_families_of_several_jobs_are_one() -> None:
+    metric, gauge = Metric("rlhf_job_x_total", "counter", "x."), Metric("rlhf_job_y", "gauge", "y.")
+    parts = [family(m, {(): v}, {"job_id": id}) for m in (metric, gauge) for id, v in (("a", 1), ("b", 2), ("a", 4))]
+    got = {found.name: {s.labels["job_id"]: s.value for s in found.samples} for found in together(parts)}
+    assert got == {"rlhf_job_x": {"a": 5, "b": 2}, "rlhf_job_y": {"a": 4, "b": 2}}, "gauges do not add up"
 
 
 def call(**more: object) -> CallObservation:
@@ -188,27 +211,41 @@ def call(**more: object) -> CallObservation:
 
 
 def test_counters_go_on_over_a_resume(tmp_path: Path) -> None:
-    from orchestrator.run.ledger import Books, StepCost, together
-
-    books = Books([], together([]), StepCost(0), 1)
+    books = Books([], added_up([]), StepCost(0), 1)
     first = JobMetrics(tmp_path)
     first.call_ended("train", "done", call())
+    first.committed({"critic/score/mean": 0.5}, 1.0)
     first.write(books)
     second = JobMetrics(tmp_path)
     second.call_ended("train", "done", call(cold=False))
     second.call_ended("train", "lost", None)
     second.write(books)
-    found = read_values(tmp_path / FILE)
-    assert found is not None
-    got = [found.get(CALLS, "train", "done"), found.get(CALLS, "train", "lost"), found.get(TOKENS, "train")]
-    assert [*got, found.get(COLD_START, "train")] == [2, 1, 80, 1]
+    found = [s for f in read_families(tmp_path / FILE, "j") for s in f.samples]
+    got = {(s.name, s.labels.get("outcome")): s.value for s in found}
+    assert {s.labels["job_id"] for s in found} == {"j"}
+    assert (got[CALLS.name, "done"], got[CALLS.name, "lost"], got[TOKENS.name, None]) == (2, 1, 80)
+    assert (got[f"{COLD_START.name}_count", None], got[REWARD.name, None]) == (1, 0.5)
+
+
+def test_books_are_not_counted_twice(tmp_path: Path) -> None:
+    """They hold the costs since the job's start, before a resume too."""
+    books = Books([], added_up([]), StepCost(0, functions={"train": Cost(usd=2.0, starts=3)}), 1)
+    for _ in range(2):
+        JobMetrics(tmp_path).write(books)
+    [starts] = [f for f in read_families(tmp_path / FILE, "j") if f.name == "rlhf_job_replica_starts"]
+    assert [s.value for s in starts.samples] == [3]
 
 
 def test_a_file_of_something_else_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("[1]")
     with pytest.raises(RunError, match=rf"{FILE}: not a file of metrics .* move it away to count anew"):
         JobMetrics(tmp_path)
-    (tmp_path / FILE).write_text(json.dumps({"numbers": {"unknown": [[["a"], 1]], CALLS.name: [[["x"], 1]]},
-                                             "observed": {COLD_START.name: [[["train"], [1, 2]]]}}))  # fmt: skip
-    kept = JobMetrics(tmp_path).values
-    assert text(METRICS, [(kept, {})]) == "", "what another version counted otherwise is counted anew"
+    labels = 'job_id="a",function="train"'
+    other = [
+        "# TYPE rlhf_job_unknown gauge", 'rlhf_job_unknown{job_id="a"} 1',
+        f"# TYPE {CALLS.name} counter", f"{CALLS.name}{{{labels}}} 1",
+        f"# TYPE {COLD_START.name} histogram", f'{COLD_START.name}_bucket{{{labels},le="7"}} 1',
+        f'{COLD_START.name}_bucket{{{labels},le="+Inf"}} 1',
+    ]  # fmt: skip
+    (tmp_path / FILE).write_text("\n".join([*other, ""]))
+    assert read_families(tmp_path / FILE, "a") == [], "what another version counted otherwise is counted anew"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -15,7 +17,8 @@ from functions.base.samples import Columns, Ragged, SampleBatch
 from functions.base.wire import Call, Json, Version
 from functions.call.function import Context, FatalError
 from functions.exchange.directory import DirectoryExchange
-from functions.models.lora import LoraLinear
+from functions.generate.vllm.adapter import write_adapter
+from functions.models.lora import add_adapters
 from functions.models.pretrained import load_causal_lm, save_model
 from functions.reference.function import ReferenceFunction
 from functions.train.function import TrainFunction
@@ -135,13 +138,36 @@ def test_warm_and_cold_give_the_same_bits_and_retention_keeps_the_base(
     materialize(exchange, ends[1], tmp_path / "kept")
 
 
-def test_fresh_adapters_change_nothing(exchange: DirectoryExchange) -> None:
+def test_fresh_adapters_change_nothing_and_start_by_their_layers_names() -> None:
     torch.manual_seed(1)
-    layer = nn.Linear(8, 6)
-    states = torch.randn(3, 8)
-    assert torch.equal(LoraLinear(layer, 2, 4.0, "x")(states), layer(states))
-    assert torch.equal(LoraLinear(layer, 2, 4.0, "x").lora_A, LoraLinear(layer, 2, 4.0, "x").lora_A)
-    assert not torch.equal(LoraLinear(layer, 2, 4.0, "x").lora_A, LoraLinear(layer, 2, 4.0, "y").lora_A)
+    layer, states = nn.Linear(8, 6), torch.randn(3, 8)
+    models = [nn.Sequential(OrderedDict([(name, nn.Linear(8, 6))])) for name in ("x", "x", "y")]
+    starts = []
+    for model in models:
+        model[0].load_state_dict(layer.state_dict())
+        name = next(name for name, _ in model.named_children())
+        add_adapters(model, rank=2, alpha=4.0, targets=[name])
+        assert torch.equal(model(states), layer(states))
+        starts.append(dict(model.named_parameters())[f"{name}.lora_A.default.weight"])
+    assert torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[0], starts[2])
+
+
+def test_peft_reads_what_a_trainer_has_published(
+    exchange: DirectoryExchange, tmp_path: Path, samples: SampleBatch
+) -> None:
+    """By its own loader, from the directory that vLLM gets too: the model says what the merged one says."""
+    version = train(exchange, tmp_path, samples, PARAMS, BASE, "s0")
+    base = materialize(exchange, BASE, tmp_path / "base")
+    files = write_adapter(exchange, read_manifest(exchange, version), tmp_path / "adapter", base)
+    model = PeftModel.from_pretrained(load_causal_lm(base), files)
+    own = load_causal_lm(materialize(exchange, version, tmp_path / "merged"))
+    tokens = torch.tensor([[3, 4, 5, 9, 8]])
+    with torch.no_grad():
+        got, plain, wanted = model(tokens).logits, load_causal_lm(base)(tokens).logits, own(tokens).logits
+    exact = read_manifest(exchange, BASE).tensors[0].dtype == "F32"  # else the merged weights were rounded
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5 if exact else 2e-2)
+    assert (got - plain).abs().max() > 0.1, "one step has moved them"
 
 
 def test_bad_lora_settings_are_named(exchange: DirectoryExchange, tmp_path: Path, samples: SampleBatch) -> None:
