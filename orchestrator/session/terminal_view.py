@@ -226,6 +226,11 @@ def dollars(usd: float) -> str:
     return f"${usd:,.2f}" if usd >= 1 else f"${usd:.4f}"
 
 
+def number(value: float | None) -> str:
+    """Four significant digits; `-` for none."""
+    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def time_left_s(step: int, steps: int, step_s: Sequence[float]) -> float | None:
     """Expected time of the remaining steps, from the median of the last ten steps' times; None before the first."""
     if not step_s:
