@@ -100,7 +100,7 @@ def jobs_text(jobs: Iterable[Job], runs: Path) -> str:
 def job_values(job: Job) -> Values:
     """What a job's configuration and events say."""
     values, summary = Values(), job.summary
-    values.set(STATE, 1, job.state, job.wish.name or job.config.name, job.config.recipe)
+    values.set(STATE, 1, job.state, job.desired.name or job.config.name, job.config.recipe)
     values.set(STEPS, job.config.steps)
     values.set(FAILURES, summary.sample_failures)
     values.set(EXECUTIONS, summary.execution)
