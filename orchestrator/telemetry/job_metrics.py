@@ -1,4 +1,4 @@
-"""`prometheus.json`: a job's metrics, kept by its orchestrator and served by the job API (api/telemetry.py).
+"""`prometheus.json`: a job's metrics, kept by its orchestrator and served by the job API (api/metrics.py).
 
 Replicas live for seconds: few scrapes meet one. What their calls took, moved and failed at is counted here, where every
 call's end is seen, and goes on counting over `resume`. Constant label: `job_id`.
