@@ -18,7 +18,7 @@ A call whose deadline passes ends in a *retryable* error: a hung device is the l
 recorded, and a repeated call takes up the rest. SIGTERM drains: no new calls; the open one finishes, or is cut when
 the grace is near its end; then the process exits with 0. So does a broken replica (ReplicaBroken).
 
-Before its first call comes, the main thread loads what that will probably want (ahead.py); the replica is ready and
+Before its first call comes, the main thread loads what that will probably want (preload.py); the replica is ready and
 idle meanwhile, a call that comes waits for the thread as it does behind another, and SIGTERM ends the process at once.
 """
 

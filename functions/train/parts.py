@@ -34,7 +34,7 @@ def rows_of(count: int, size: int) -> list[tuple[int, int]]:
 def fetch_own(
     exchange: Exchange, manifest: Manifest, entries: Iterable[TensorEntry], ranks: Ranks
 ) -> Iterator[tuple[str, Tensor]]:
-    """The rank's rows of each entry, by name, on the CPU. Raises Corrupt as functions/weights/store.fetch does."""
+    """The rank's rows of each entry, by name, on the CPU. Raises Corrupt, as `fetch` of functions/weights/store.py."""
     rows = [(entry, *rows_of(entry.rows, ranks.size)[ranks.rank]) for entry in entries]
     return fetch_rows(exchange, manifest, rows)
 

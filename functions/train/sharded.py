@@ -2,7 +2,7 @@
 read into its shards.
 
     config.json -> model without weights -> fully_shard -> empty shards on the device -> own rows of each tensor
-For the architectures of functions/forward.SHARED_ARCHITECTURES, whose output head is known (of others it is checked, on
+For the SHARED_ARCHITECTURES of functions/models/forward.py, whose output head is known (of others it is checked, on
 whole weights), where the checkpoint holds each tensor as the model does, under its name. Others are loaded whole.
 """
 

@@ -17,7 +17,7 @@ Wanted = Literal["run", "stop", "rest"]
 
 
 @dataclass(frozen=True)
-class Wish:
+class Desired:
     name: str
     """The job's name as it was submitted; in its run directory the job is called by its id."""
     created_at: float
@@ -33,7 +33,7 @@ class Wish:
         write_atomically(directory / FILE, json.dumps(dataclasses.asdict(self)).encode() + b"\n")
 
     @classmethod
-    def read(cls, directory: Path) -> Wish:
+    def read(cls, directory: Path) -> Desired:
         """Of a run that `rlhf-orchestrate run` made: at rest, named as its directory."""
         path = directory / FILE
         try:

@@ -28,7 +28,7 @@ from typing import Literal, get_args
 from functions.base.logs import LogLine
 from functions.base.wire import Json
 from functions.exchange.base import ExchangeError
-from orchestrator.api.desired import Wish
+from orchestrator.api.desired import Desired
 from orchestrator.api.launch import OUTPUT, Launcher
 from orchestrator.api.problems import ApiError
 from orchestrator.api.summary import Summary, SummaryFile
@@ -58,7 +58,7 @@ class Job:
     """One job now."""
 
     id: str
-    wish: Wish
+    desired: Desired
     config: JobConfig
     summary: Summary
     alive: bool
@@ -69,20 +69,20 @@ class Job:
     def state(self) -> State:
         if self.alive:
             return "running"
-        if self.wish.wanted == "run" and not self.over:
-            return "queued" if self.wish.launched_after is None else "interrupted"
+        if self.desired.wanted == "run" and not self.over:
+            return "queued" if self.desired.launched_after is None else "interrupted"
         return _ENDS[self.summary.ended] if self.summary.ended else "interrupted"
 
     @property
     def over(self) -> bool:
         """The execution that was launched last has told its end."""
-        end, since = self.summary.end, self.wish.launched_after
+        end, since = self.summary.end, self.desired.launched_after
         return end is not None and since is not None and end.id > since
 
     @property
     def settled(self) -> bool:
         """Nothing will happen to it unless somebody asks."""
-        return not self.alive and self.wish.wanted == "rest"
+        return not self.alive and self.desired.wanted == "rest"
 
 
 class Jobs:
@@ -95,7 +95,7 @@ class Jobs:
         self._lock = threading.RLock()
         self._summaries: dict[str, SummaryFile] = {}
         self._configs: dict[str, JobConfig] = {}
-        self._wishes: dict[str, Wish] = {}
+        self._desired: dict[str, Desired] = {}
         self._nows: dict[str, NowFile] = {}
         self._alive: frozenset[str] = frozenset()
         try:
@@ -120,7 +120,7 @@ class Jobs:
                 if known in self._ids():
                     return self.get(known), False
                 id = known
-            self._save(id, Wish(config.name, time.time(), "run"))
+            self._save(id, Desired(config.name, time.time(), "run"))
             RunDirectory.create(self.directory(id), config.model_copy(update={"name": id}))
         self.changed.set()
         return self.get(id), True
@@ -149,7 +149,7 @@ class Jobs:
                 continue  # deleted meanwhile
             except OrchestratorError as error:
                 log.warning("%s", error)
-        return sorted(found, key=lambda job: (-job.wish.created_at, job.id))
+        return sorted(found, key=lambda job: (-job.desired.created_at, job.id))
 
     def get(self, id: str) -> Job:
         """Raises ApiError 404."""
@@ -159,12 +159,12 @@ class Jobs:
                 raise ApiError(404, f"no job {id!r}")
             if id not in self._configs:
                 self._configs[id] = RunDirectory.open(directory).job
-            if id not in self._wishes:
-                self._wishes[id] = Wish.read(directory)
+            if id not in self._desired:
+                self._desired[id] = Desired.read(directory)
             file = self._summaries.setdefault(id, SummaryFile(directory / "events.jsonl"))
             alive = id in self._alive or RunDirectory(directory).holder() is not None
             now = self._nows.setdefault(id, NowFile(directory / NOW)).read()
-            return Job(id, self._wishes[id], self._configs[id], replace(file.read()), alive, now)
+            return Job(id, self._desired[id], self._configs[id], replace(file.read()), alive, now)
 
     def cancel(self, id: str) -> Job:
         """Raises ApiError 409 for a job that has ended."""
@@ -172,7 +172,7 @@ class Jobs:
             job = self.get(id)
             if job.settled:
                 raise ApiError(409, f"job {id} {_past(job.state)}: there is nothing to cancel")
-            self._save(id, replace(job.wish, wanted="stop"))
+            self._save(id, replace(job.desired, wanted="stop"))
             if job.alive:
                 self.launcher.stop(id)
             else:
@@ -186,7 +186,7 @@ class Jobs:
             job = self.get(id)
             if not job.settled or job.state == "succeeded":
                 raise ApiError(409, f"job {id} {_past(job.state)}; only one that failed or was cancelled goes on")
-            self._save(id, replace(job.wish, wanted="run", launched_after=None, restarts=0))
+            self._save(id, replace(job.desired, wanted="run", launched_after=None, restarts=0))
         self.changed.set()
         return self.get(id)
 
@@ -206,7 +206,7 @@ class Jobs:
             self._summaries.pop(id, None)
             self._nows.pop(id, None)
             self._configs.pop(id, None)
-            self._wishes.pop(id, None)
+            self._desired.pop(id, None)
         shutil.rmtree(gone, ignore_errors=True)
 
     def _check_settled(self, id: str) -> None:
@@ -216,26 +216,26 @@ class Jobs:
 
     def tick(self) -> None:
         """Starts what is wanted and may run, and settles what has ended. Raises RunError where a launcher fails."""
-        alive = self.launcher.alive([job.id for job in self.all() if job.wish.wanted != "rest"])
+        alive = self.launcher.alive([job.id for job in self.all() if job.desired.wanted != "rest"])
         with self._lock:
             self._alive = alive
             waiting: list[Job] = []
             running = 0
             for job in reversed(self.all()):
                 running += job.alive
-                if job.alive or job.wish.wanted == "rest":
+                if job.alive or job.desired.wanted == "rest":
                     continue
                 if job.over:
-                    self._save(job.id, replace(job.wish, wanted="rest"))
-                elif job.wish.wanted == "stop":
+                    self._save(job.id, replace(job.desired, wanted="rest"))
+                elif job.desired.wanted == "stop":
                     self._close(job.id)
-                elif job.wish.launched_after is None:
+                elif job.desired.launched_after is None:
                     waiting.append(job)
-                elif job.wish.restarts >= RESTARTS:
+                elif job.desired.restarts >= RESTARTS:
                     self._give_up(job)
                 else:
                     log.warning("job %s: its orchestrator was killed; it is started again", job.id)
-                    waiting.append(replace(job, wish=replace(job.wish, restarts=job.wish.restarts + 1)))
+                    waiting.append(replace(job, desired=replace(job.desired, restarts=job.desired.restarts + 1)))
             for job in waiting[: max(0, self.max_running - running)]:
                 try:
                     self._launch(job)
@@ -243,9 +243,9 @@ class Jobs:
                     log.error("job %s: %s", job.id, error)
 
     def _launch(self, job: Job) -> None:
-        wish = replace(job.wish, launches=job.wish.launches + 1, launched_after=job.summary.last_id)
-        self._save(job.id, wish)
-        self.launcher.start(job.id, wish.launches)
+        desired = replace(job.desired, launches=job.desired.launches + 1, launched_after=job.summary.last_id)
+        self._save(job.id, desired)
+        self.launcher.start(job.id, desired.launches)
         self._alive |= {job.id}
 
     def _close(self, id: str) -> None:
@@ -253,17 +253,17 @@ class Jobs:
         job = self.get(id)
         if not job.over:
             tell_end(RunDirectory(self.directory(id)), "cancelled", "cancelled; what is committed stays")
-        self._save(id, replace(job.wish, wanted="rest"))
+        self._save(id, replace(job.desired, wanted="rest"))
 
     def _give_up(self, job: Job) -> None:
         said = _last_line(self.directory(job.id) / OUTPUT)
         message = f"its orchestrator ended {RESTARTS + 1} times without saying why; its last line: {said}"
         tell_end(RunDirectory(self.directory(job.id)), "failed", message)
-        self._save(job.id, replace(job.wish, wanted="rest"))
+        self._save(job.id, replace(job.desired, wanted="rest"))
 
-    def _save(self, id: str, wish: Wish) -> None:
-        wish.write(self.directory(id))
-        self._wishes[id] = wish
+    def _save(self, id: str, desired: Desired) -> None:
+        desired.write(self.directory(id))
+        self._desired[id] = desired
 
 
 def _past(state: State) -> str:

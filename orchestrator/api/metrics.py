@@ -103,7 +103,7 @@ def job_families(job: Job) -> list[Family]:
         BOUND: job.config.algorithm.get("max_rollout_logprob_diff"),
     }  # fmt: skip
     read: dict[Metric, Mapping[tuple[str, ...], float]] = {
-        STATE: {(job.state, job.wish.name or job.config.name, job.config.recipe): 1},
+        STATE: {(job.state, job.desired.name or job.config.name, job.config.recipe): 1},
         **{metric: {(): float(value)} for metric, value in numbers.items() if value is not None},
     }
     if job.alive:

@@ -67,12 +67,12 @@ def view(job: Job) -> dict[str, Any]:
     summary = job.summary
     return {
         "id": job.id,
-        "name": job.wish.name,
+        "name": job.desired.name,
         "recipe": job.config.recipe,
         "state": job.state,
         "step": summary.step,
         "steps": job.config.steps,
-        "created_at": job.wish.created_at,
+        "created_at": job.desired.created_at,
         "started_at": summary.started_at,
         "ended_at": None if summary.end is None or not job.settled else summary.end.time,
         "cost_usd": summary.cost_usd,

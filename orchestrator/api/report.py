@@ -13,7 +13,7 @@ from typing import Any
 
 from functions.base.logs import LogLine
 from functions.base.wire import Json
-from orchestrator.api.desired import Wish
+from orchestrator.api.desired import Desired
 from orchestrator.api.jobs import Job
 from orchestrator.api.launch import OUTPUT
 from orchestrator.api.page import report_page
@@ -62,7 +62,7 @@ def report_data(directory: RunDirectory) -> Json:
     path, tails = directory.path.resolve(), Tails()
     alive = directory.holder() is not None
     summary = SummaryFile(path / "events.jsonl").read()
-    job = Job(path.name, Wish.read(path), directory.job, summary, alive, read_now(path / NOW))
+    job = Job(path.name, Desired.read(path), directory.job, summary, alive, read_now(path / NOW))
     books = read_books(path / "cost.json")
     rows = tails.read(path / "metrics.jsonl")
     planned = tails.read(path / "plans.jsonl")

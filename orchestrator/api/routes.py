@@ -192,4 +192,4 @@ def detail(job: Job) -> dict[str, Any]:
     knative = config["platform"]["knative"]
     if knative is not None:
         knative["env"] = dict.fromkeys(knative["env"], "***")
-    return _view(job) | {"config": config | {"name": job.wish.name}}
+    return _view(job) | {"config": config | {"name": job.desired.name}}

@@ -1,4 +1,4 @@
-"""The routes that only look: metrics, cost, checkpoints, samples, replicas over time, plans, events, output.
+"""The routes of what pages show: metrics, cost, checkpoints, samples, replicas over time, plans, events, output.
 
 Each answers a window or a page, thinned out by the server: a job of any length costs a page the same.
 """
@@ -48,7 +48,7 @@ Score = Annotated[float | None, Query(ge=-1e300, le=1e300, allow_inf_nan=False)]
 def view_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
     """`reads` is the dependency that checks the caller's token."""
     router = APIRouter(
-        prefix="/v1/jobs", tags=["look"], dependencies=[Depends(reads)], responses=responses(401, 404, 422)
+        prefix="/v1/jobs", tags=["views"], dependencies=[Depends(reads)], responses=responses(401, 404, 422)
     )
     metric_rows, event_rows, sample_rows, plan_rows = Tails(), Tails(), Tails(), Tails()
     books, timelines, names = BookFiles(), Timelines(), Names()

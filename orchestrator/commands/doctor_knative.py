@@ -1,4 +1,4 @@
-"""`rlhf-orchestrate doctor --platform knative`: what a job needs of a cluster, and the patch that would set it."""
+"""`doctor --platform knative`: what a job needs of a cluster, and the patch that would set it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from orchestrator.commands.doctor_checks import Check
+from orchestrator.commands.doctor import Check
 from orchestrator.job.config import JobConfig
 from orchestrator.platforms.base import PlatformError
 from orchestrator.platforms.config import KnativeConfig

@@ -1,4 +1,4 @@
-"""What the processes of a run have logged: `rlhf-orchestrate logs RUN [--function NAME] [--step N] [--follow] ...`.
+"""What the replicas of a run have printed, in the order of their times.
 
 On this machine a replica writes `logs/<function>-<n>.log` in the run directory; the job API's orchestrator writes
 `orchestrator.log` beside it. Lines are JSON (functions/base/logs.py), or what code below Python has printed. On a
@@ -8,15 +8,35 @@ cluster the logs are the cluster's.
 from __future__ import annotations
 
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from functions.base.logs import LEVELS, LogLine
 from orchestrator.base.errors import RunError
+from orchestrator.commands.arguments import run_directory
 from orchestrator.run.directory import RunDirectory
 
+HELP = "what the replicas of a run have printed"
 LOOK_EVERY_S = 0.2
+
+
+def arguments(parser: ArgumentParser) -> None:
+    run_directory(parser)
+    parser.add_argument("--function", help="only of this function (generate, reward, train, ..., orchestrator)")
+    parser.add_argument("--step", type=int, help="only of calls of this step")
+    parser.add_argument("--call", default="", help="only of calls whose id begins so")
+    parser.add_argument("--level", choices=LEVELS, default="debug", help="only of this level or above")
+    parser.add_argument("--follow", action="store_true", help="go on while the run is worked on")
+
+
+def execute(given: Namespace) -> int:
+    wanted = Wanted(given.function, given.step, given.call, given.level)
+    for replica, line in read_logs(RunDirectory.open(given.run), wanted, follow=given.follow):
+        for row in str(line).splitlines():
+            print(f"{replica} | {row}", flush=given.follow)
+    return 0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`rlhf-orchestrate plan JOB`: what a step and the job will take and cost, as tables and as a picture.
+"""What a step and the job will take and cost, as tables and as a picture.
 
 plan job.toml                      by the roofline of [planner] gpu
 plan job.toml --run runs/job       by what a run of the job took
@@ -7,36 +7,34 @@ plan job.toml --picture plan.svg   T(N), C(N) and the replicas of a step, drawn
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from orchestrator.base.errors import RunError
-from orchestrator.commands import svg as pictures
+from orchestrator.commands import svg
+from orchestrator.commands.arguments import job_file
 from orchestrator.commands.forecast import Forecast, forecast
-from orchestrator.commands.tables import number
 from orchestrator.job.config import JobConfig, load_job
 from orchestrator.planner.base import StepPlan
 from orchestrator.run.directory import RunDirectory
 from orchestrator.session.session import prepare
-from orchestrator.session.terminal_view import dollars, duration
+from orchestrator.session.terminal_view import dollars, duration, number
+
+HELP = "what a step and the job will take and cost"
 
 
-def plan_parser(commands: Any) -> None:
-    parser = commands.add_parser("plan", help="what a step and the job will take and cost")
-    parser.add_argument("job", type=Path, help="job file (TOML)")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings over those of the file")
+def arguments(parser: ArgumentParser) -> None:
+    job_file(parser)
     parser.add_argument("--run", type=Path, help="directory of a run of this job to predict by")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the curve and a step's replicas")
-    parser.set_defaults(command=_plan)
 
 
-def _plan(given: argparse.Namespace) -> int:
+def execute(given: Namespace) -> int:
     job = load_job(given.job, given.overrides)
     found = forecast(prepare(job), None if given.run is None else RunDirectory.open(given.run))
     Console().print(plan_table(job, found), highlight=False)
@@ -72,7 +70,7 @@ def plan_table(job: JobConfig, found: Forecast) -> RenderableType:
     return Group(head, replicas, curve)
 
 
-def steps_of(lives: Sequence[pictures.Life]) -> list[tuple[float, int]]:
+def steps_of(lives: Sequence[svg.Life]) -> list[tuple[float, int]]:
     """When the number of replicas changes, and to what."""
     count, found = 0, dict[float, int]()
     edges = [(life.start_s, 1) for life in lives] + [(life.stop_s, -1) for life in lives]
@@ -85,9 +83,7 @@ def steps_of(lives: Sequence[pictures.Life]) -> list[tuple[float, int]]:
 def plan_picture(job: JobConfig, found: Forecast) -> str:
     step_s = found.steady.predicted_step_s or 0.0
     title = f"{job.name}, policy {job.planner.policy}: replicas of a step of {step_s:.4g} s"
-    return pictures.figure(
-        [pictures.curve(found.curve, found.chosen, unit=unit_of(job)), pictures.gantt(title, found.lives)]
-    )
+    return svg.figure([svg.curve(found.curve, found.chosen, unit=unit_of(job)), svg.gantt(title, found.lives)])
 
 
 def write_picture(path: Path, picture: str) -> None:

@@ -1,18 +1,17 @@
-"""`rlhf-orchestrate simulate SCENARIO`: policies side by side, on the real loop in virtual time.
+"""Planner policies side by side, on the real loop in virtual time.
 
 simulate 3b-grpo-gpqa                        the built-in scenarios are listed by `simulate list`
-simulate my.toml --policy adaptive --steps 30 a scenario of your own (orchestrator/simulation/scenarios.py)
+simulate my.toml --policy adaptive --steps 30  a scenario of your own (orchestrator/simulation/scenarios.py)
 simulate runs/job                            a run that was made, again: its lengths, its functions' measured times
 simulate 3b-grpo-gpqa --picture gantt.svg    replicas' lives over the last two steps of each of the loop's policies
 """
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -21,10 +20,10 @@ from rich.table import Table
 from orchestrator.base.errors import ConfigError, RunError
 from orchestrator.commands.plan import write_picture
 from orchestrator.commands.svg import Life, figure, gantt
-from orchestrator.commands.tables import number
 from orchestrator.planner.policies import ADAPTIVE
 from orchestrator.planner.scaling import OBJECTIVES, Goal, Unmet
 from orchestrator.run.directory import RunDirectory
+from orchestrator.session.terminal_view import number
 from orchestrator.simulation import tail_batching
 from orchestrator.simulation.baselines import POLICIES, SERVERFUL
 from orchestrator.simulation.job import Outcome, simulate
@@ -34,6 +33,7 @@ from orchestrator.simulation.scenario import Scenario
 from orchestrator.simulation.scenarios import find_scenario, names
 from orchestrator.simulation.tail_batching import Rounds
 
+HELP = "policies side by side, in virtual time"
 BASE = SERVERFUL.name
 """What the others are compared with."""
 DECIDES = ADAPTIVE.name
@@ -42,8 +42,7 @@ SHOWN_STEPS = 2
 NAMES = (*POLICIES, tail_batching.NAME)
 
 
-def simulate_parser(commands: Any) -> None:
-    parser = commands.add_parser("simulate", help="policies side by side, in virtual time")
+def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("scenario", help="a built-in scenario, a TOML file, a run's directory, or `list`")
     parser.add_argument(
         "--policy",
@@ -56,10 +55,9 @@ def simulate_parser(commands: Any) -> None:
     parser.add_argument("--budget-usd", type=float, help="a step of `adaptive` may not cost more")
     parser.add_argument("--steps", type=int, help="instead of the scenario's")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the last two steps of each policy")
-    parser.set_defaults(command=_simulate)
 
 
-def _simulate(given: argparse.Namespace) -> int:
+def execute(given: Namespace) -> int:
     if given.scenario == "list":
         print("\n".join(names()))
         return 0

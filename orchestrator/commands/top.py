@@ -1,8 +1,9 @@
-"""`rlhf-orchestrate top`: the jobs of a server, live on a terminal, once elsewhere."""
+"""The jobs of a server, live on a terminal, once elsewhere."""
 
 from __future__ import annotations
 
 import time
+from argparse import ArgumentParser, Namespace
 from typing import Any
 
 import httpx
@@ -11,10 +12,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from orchestrator.api.client import check
+from orchestrator.api.client import check, token_headers
 from orchestrator.base.errors import RunError
+from orchestrator.commands.arguments import server
 from orchestrator.session.terminal_view import dollars, duration
 
+HELP = "the jobs of a server, live"
 EVERY_S = 1.0
 SHOWN = 50
 ASKED = 1000
@@ -22,6 +25,16 @@ COLORS = {
     "running": "green", "queued": "yellow", "interrupted": "yellow", "succeeded": "dim", "failed": "red",
     "cancelled": "dim",
 }  # fmt: skip
+
+
+def arguments(parser: ArgumentParser) -> None:
+    server(parser)
+
+
+def execute(given: Namespace) -> int:
+    with httpx.Client(base_url=given.url, headers=token_headers(given.token_file), timeout=10) as client:
+        top(client, Console())
+    return 0
 
 
 def top(client: httpx.Client, console: Console) -> None:

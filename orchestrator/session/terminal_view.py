@@ -162,3 +162,8 @@ def duration(seconds: float) -> str:
 def dollars(usd: float) -> str:
     """Two digits after the point from a dollar on, four below: `$12.30`, `$0.0042`."""
     return f"${usd:,.2f}" if usd >= 1 else f"${usd:.4f}"
+
+
+def number(value: float | None) -> str:
+    """Four significant digits; `-` for none."""
+    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from orchestrator.api.client import submit
 from orchestrator.api.files import FILES
 from orchestrator.base.errors import ConfigError
+from orchestrator.commands.submit import submit
 from tests.api.conftest import WRITE, Served
 from tests.support.tiny_job import make_job
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.commands.doctor_checks import Check
+from orchestrator.commands.doctor import Check
 from orchestrator.commands.doctor_knative import check
 from orchestrator.commands.main import main
 from orchestrator.platforms.config import KnativeConfig, TolerationConfig, VolumeConfig

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from orchestrator.base.errors import RunError
-from orchestrator.commands import tables
+from orchestrator.commands.cost import print_cost
+from orchestrator.commands.status import print_status, read_metrics
 from orchestrator.job.config import load_job
 from orchestrator.platforms.base import FunctionSpec, Usage
 from orchestrator.run.directory import RunDirectory
@@ -37,7 +38,7 @@ def console() -> Console:
 
 def status(run: RunDirectory) -> str:
     to = console()
-    tables.print_status(run, to)
+    print_status(run, to)
     return to.export_text()
 
 
@@ -67,20 +68,20 @@ def test_status_from_start_to_end(run: RunDirectory) -> None:
 def test_a_line_that_is_being_written_is_left_out_and_a_broken_one_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 0}\n{"step": 1, "rew')
-    assert [row["step"] for row in tables.read_metrics(path)] == [0]
+    assert [row["step"] for row in read_metrics(path)] == [0]
     path.write_text('{"step": 0}\n{"reward": 1}\n')
     with pytest.raises(RunError, match=r"metrics.jsonl:2: not a line of metrics"):
-        tables.read_metrics(path)
+        read_metrics(path)
 
 
 def test_cost(run: RunDirectory) -> None:
     with pytest.raises(RunError, match=r"cost.json: not there yet"):
-        tables.print_cost(run)
+        print_cost(run)
     ledger = Ledger(run.path / "cost.json", SPECS, next_step=0, now_s=0.0)
     ledger.close_step(0, [], 1.0)
     ledger.close_step(1, [Usage("generate", "g0", 1.0, 11.0, 8.0), Usage("train", "t0", 11.0, 16.0, 5.0)], 20.0)
     to = console()
-    tables.print_cost(run, to)
+    print_cost(run, to)
     text = to.export_text()
     rows = [row.split() for row in text.splitlines()]
     assert ["generate", "10.0", "8.0", "80%", "10.0", "1", "$0.1000", "$0.4000"] in rows

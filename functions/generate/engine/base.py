@@ -1,4 +1,8 @@
-"""The engine protocol: what samples tokens. Two engines: torch (engine_torch.py) and vLLM (engine_vllm.py)."""
+"""The engine protocol: what samples tokens.
+
+Three engines: torch (generate/torch/engine.py), transformers (generate/torch/transformers_engine.py), which knows every
+architecture, and vLLM (generate/vllm/engine.py).
+"""
 
 from __future__ import annotations
 

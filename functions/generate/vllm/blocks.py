@@ -2,7 +2,7 @@
 
     [kv heads, layers, 2, tokens, head dim]  <- this rank's heads ->  cache of each layer [blocks, heads, N, C]
 
-Where vLLM has several workers, all of them map the memory on the left (vllm_cache.py). Blocks are written by the
+Where vLLM has several workers, all of them map the memory on the left (cache.py). Blocks are written by the
 attention backend's own `do_kv_cache_update`, the function by which a forward pass writes them. It is also asked where
 in a block it puts what (`order`), for that is its affair: a CPU's kernels pack keys for their vector units, a GPU's
 hold keys and values side by side. So nothing here knows a layout, and one in which this cannot work is noticed before
@@ -122,7 +122,7 @@ def _parts(blocks: Sequence[int], each: int) -> Tensor:
 
 
 class CacheMethods:
-    """Methods added to vLLM's worker (vllm_worker.py)."""
+    """Methods added to vLLM's worker (worker.py)."""
 
     vllm_config: Any
     _rlhf_layers: list[Any]

@@ -6,11 +6,11 @@
 
 Log-probabilities are vLLM's `processed_logprobs`: those of the distribution that was sampled from. The noise of a token
 depends on (seed, group, index, position) alone, so that a sample does not depend on its neighbours, and a cut sample
-goes on with the stream it had (vllm_worker.py on a CPU, vLLM's second model runner on a GPU; its first one on a GPU
+goes on with the stream it had (worker.py on a CPU, vLLM's second model runner on a GPU; its first one on a GPU
 draws from a generator: there a cut sample goes on with a fresh stream).
 
 A sample's earlier response is part of the next prompt: prefilled with it, but for the blocks of keys and values that
-came along (vllm_cache.py). Requests are stepped from the caller's
+came along (cache.py). Requests are stepped from the caller's
 thread; nothing runs between two samples taken from `generate`.
 """
 

@@ -1,4 +1,4 @@
-"""What the looking routes answer. Times are Unix seconds, or seconds since the job's first execution began (`_s`)."""
+"""What the routes of view_routes.py answer. Times are Unix seconds, or (`_s`) seconds since the job's first start."""
 
 from __future__ import annotations
 

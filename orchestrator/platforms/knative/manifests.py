@@ -264,7 +264,7 @@ def secret(context: JobContext, token: str) -> Json:
 
 
 def lease(context: JobContext, lease_s: int) -> Json:
-    """A Job that never starts and fails after `lease_s`: what it owns goes with it (knative_lease.py).
+    """A Job that never starts and fails after `lease_s`: what it owns goes with it (lease.py).
 
     Its pod has a scheduling gate that nobody opens: it takes no node, and no cluster autoscaler looks at it.
     """

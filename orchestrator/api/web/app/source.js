@@ -20,7 +20,7 @@ export function liveSource(id) {
   };
 }
 
-// `data` as orchestrator/report.py writes it.
+// `data` as orchestrator/api/report.py writes it.
 export function fixedSource(data) {
   const later = (value) => Promise.resolve(value);
   return {

@@ -1,8 +1,9 @@
-"""What `status RUN` and `cost RUN` print, from the files of a run directory: while the job runs and after it."""
+"""How far a run has come and its last steps, from the files of its directory: while the job runs and after it."""
 
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,19 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from orchestrator.base.errors import RunError
+from orchestrator.commands.arguments import run_directory
 from orchestrator.run.directory import RunDirectory
-from orchestrator.run.ledger import Books, Cost, read_books, total
-from orchestrator.session.terminal_view import dollars, duration, sparkline
+from orchestrator.run.ledger import Books, read_books
+from orchestrator.session.terminal_view import dollars, duration, number, sparkline
 
+HELP = "how far a run has come"
 LAST_STEPS = 10
+arguments = run_directory
+
+
+def execute(given: Namespace) -> int:
+    print_status(RunDirectory.open(given.run))
+    return 0
 
 
 def print_status(directory: RunDirectory, console: Console | None = None) -> None:
@@ -36,15 +45,6 @@ def print_status(directory: RunDirectory, console: Console | None = None) -> Non
     )
 
 
-def print_cost(directory: RunDirectory, console: Console | None = None) -> None:
-    """What the run has cost until now. Raises RunError where nothing was written yet."""
-    path = directory.path / "cost.json"
-    books = read_books(path)
-    if books is None:
-        raise RunError(f"{path}: not there yet; it is written from the first step on")
-    (console or Console()).print(cost_table(books), highlight=False)
-
-
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, one per step; a last line that is being written is left out."""
     try:
@@ -54,14 +54,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
     rows: list[dict[str, Any]] = []
-    for number, entry in enumerate(text.splitlines(keepends=True), start=1):
+    for place, entry in enumerate(text.splitlines(keepends=True), start=1):
         if not entry.endswith("\n"):
             break
         try:
             row = json.loads(entry)
             row["step"] = int(row["step"])
         except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{path}:{number}: not a line of metrics ({error!r})") from error
+            raise RunError(f"{path}:{place}: not a line of metrics ({error!r})") from error
         rows.append(row)
     return rows
 
@@ -101,36 +101,3 @@ def status_table(
 def validation_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """verl's `val-core/<data source>/acc/mean@n`, in the order of their names."""
     return sorted({key for row in rows for key in row if key.startswith("val-core/") and "/acc/" in key})
-
-
-def cost_table(books: Books) -> RenderableType:
-    """By function, and by step; the serverful counterfactual beside them."""
-    functions = Table("function", box=SIMPLE, title="functions", title_justify="left")
-    for title in ("replica s", "busy s", "busy", "GPU s", "starts", "USD", "serverful USD"):
-        functions.add_column(title, justify="right")
-    for name, cost in books.functions.items():
-        functions.add_row(name, *_cells(cost, books.serverful.get(name, Cost())))
-    functions.add_section()
-    whole, held = total(books.functions), total(books.serverful)
-    functions.add_row("all", *_cells(whole, held))
-    names = list(books.functions)
-    steps = Table(box=SIMPLE, title="steps: replica seconds by function", title_justify="left")
-    for title in ("step", "wall s", *names, "USD"):
-        steps.add_column(title, justify="right")
-    for step in books.steps:
-        seconds = (f"{step.functions.get(name, Cost()).replica_s:.1f}" for name in names)
-        steps.add_row(str(step.step), f"{step.wall_s:.1f}", *seconds, dollars(step.usd))
-    share = f": {whole.usd / held.usd:.0%} of what holding every function would have cost" if held.usd else ""
-    times = "once" if books.executions == 1 else f"{books.executions} times"
-    return Group(functions, steps, f"{dollars(whole.usd)} in {duration(books.wall_s)}, started {times}{share}")
-
-
-def _cells(cost: Cost, held: Cost) -> list[str]:
-    busy = f"{cost.busy_s / cost.replica_s:.0%}" if cost.replica_s else "-"
-    seconds = [f"{cost.replica_s:.1f}", f"{cost.busy_s:.1f}", busy, f"{cost.gpu_s:.1f}"]
-    return [*seconds, str(cost.starts), dollars(cost.usd), dollars(held.usd)]
-
-
-def number(value: float | None) -> str:
-    """Four significant digits; `-` for none."""
-    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

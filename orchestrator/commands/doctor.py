@@ -1,4 +1,4 @@
-"""`rlhf-orchestrate doctor`: what this machine and a job need, checked before anything runs."""
+"""What this machine and a job need, checked before anything runs; with --platform knative, what a cluster lacks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import uuid
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -15,10 +16,12 @@ from functions.exchange.base import ExchangeError
 from functions.exchange.open import open_exchange
 from functions.weights.files import side_files, weight_files
 from orchestrator.base.errors import OrchestratorError
-from orchestrator.job.config import JobConfig
+from orchestrator.job.config import JobConfig, load_job
 from orchestrator.job.prompts import PromptSource
+from orchestrator.platforms.config import KnativeConfig
 from orchestrator.recipes import find_recipe
 
+HELP = "check this machine, or a job's exchange and model"
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors")
 OPTIONAL = {"vllm": "generate uses the torch engine", "peft": "jobs with model.lora_rank cannot train"}
 FREE_GB = 2.0
@@ -30,6 +33,22 @@ class Check:
     ok: bool
     found: str
     remedy: str = ""
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("job", type=Path, nargs="?", help="job file (TOML)")
+    parser.add_argument("--platform", choices=("local", "knative"), default="local", help="check a cluster instead")
+
+
+def execute(given: Namespace) -> int:
+    job = None if given.job is None else load_job(given.job)
+    if given.platform == "local":
+        return report(check(job))
+    from orchestrator.commands import doctor_knative  # the client of Kubernetes is a second that nobody else waits for
+
+    config = KnativeConfig(image="none") if job is None else job.platform.knative or KnativeConfig(image="none")
+    exchange = [] if job is None or job.exchange.url is None else [exchange_check(job.exchange.url)]
+    return report([*doctor_knative.check(job, config), *exchange])
 
 
 def check(job: JobConfig | None) -> list[Check]:

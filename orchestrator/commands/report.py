@@ -1,0 +1,23 @@
+"""A run as one HTML file: the dashboard's pictures, without a server."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from orchestrator.commands.arguments import run_directory
+
+HELP = "a run as one HTML file: the dashboard's pictures, without a server"
+
+
+def arguments(parser: ArgumentParser) -> None:
+    run_directory(parser)
+    parser.add_argument("-o", "--output", type=Path, help="file to write (default: RUN/report.html)")
+
+
+def execute(given: Namespace) -> int:
+    from orchestrator.api.report import write_report  # `report --help` need not wait for FastAPI
+
+    file = write_report(given.run, given.output)
+    print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
+    return 0

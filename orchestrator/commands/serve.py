@@ -1,0 +1,36 @@
+"""The job API over a directory of runs, with a dashboard.
+
+Jobs run as processes here, or (--job-template) as Kubernetes Jobs; they go on when the server ends, and the next one
+finds them.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+HELP = "serve the job API and the dashboard"
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="directory of runs (default: runs)")
+    parser.add_argument("--data-root", type=Path, action="append", help="where jobs' data is (default: .); repeatable")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8080, help="port to listen on (default: 8080)")
+    parser.add_argument("--tokens", type=Path, help="file of lines `name read|write token`")
+    parser.add_argument("--defaults", type=Path, help="TOML (or *.json) that lies under every job")
+    parser.add_argument("--max-running", type=int, default=1, help="jobs at a time, the others wait (default: 1)")
+    parser.add_argument("--job-template", type=Path, help="Kubernetes Job manifest: run orchestrators as such Jobs")
+
+
+def execute(given: Namespace) -> int:
+    from orchestrator.api.server import ServeOptions, serve  # `serve --help` need not wait for FastAPI
+
+    roots = tuple(given.data_root or [Path(".")])
+    serve(
+        ServeOptions(
+            given.runs, roots, given.host, given.port, given.tokens, given.defaults, given.max_running,
+            given.job_template,
+        )
+    )  # fmt: skip
+    return 0

@@ -1,0 +1,80 @@
+"""Documents and docstrings name files: each of them exists, under the name that it has now."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = "functions|orchestrator|tests|bench|scripts|examples|charts|deploy|docs"
+PATHS = re.compile(rf"(?<![\w/.:-])((?:{FOLDERS})(?:/[\w.-]+)*/[\w.-]*\w)")
+"""`functions/base/wire.py`, `docs/decisions`: from the repository's root."""
+FILES = re.compile(r"(?<![\w/.*-])((?:\w+/)*\w+\.py)\b")
+"""`wire.py`, `base/wire.py`: some file's name, or the end of its path."""
+MODULES = re.compile(r"(?<![\w/.-])((?:functions|orchestrator|tests|bench)(?:\.\w+)+)")
+"""`functions.base.wire`, with or without a name in it."""
+OTHERS = {
+    "bench/NAME.py", "functions/exchange/NAME.py", "orchestrator/recipes/NAME.py", "orchestrator/commands/VERB.py",
+    "file.py", "path/to/file.py", "my_recipe.py",  # placeholders
+    "tests/browser/screenshots",  # made by the tests
+    "bench/exchange",  # a bucket
+    "tests/abstract", "examples/python/reward_func.py", "tokenization_utils_base.py", "utils/chat_template_utils.py",
+    "core_algos.py", "math_reward.py",  # other projects'
+    "config/vllm.py", "layers/attention/kv_transfer_utils.py", "v1/attention/selector.py", "v1/core/sched/scheduler.py",
+    "vllm/model_executor/layers/linear.py", "v1/kv_cache_interface.py", "model_loader/checkpoint_weight_patch.py",
+}  # fmt: skip
+PROJECTS = ("verl/", "safe_rlhf/", "openrlhf/", "mlflow/")
+HISTORY = "docs/decisions/0016-rooms.md"
+"""Names what there was."""
+
+
+def house() -> list[str]:
+    """All files of the repository's folders and of its root."""
+    found = [*ROOT.glob("*"), *(path for folder in FOLDERS.split("|") for path in (ROOT / folder).rglob("*"))]
+    return [str(path.relative_to(ROOT)) for path in found if path.is_file() and path.parent.name != "__pycache__"]
+
+
+def missing(text: str, files: list[str]) -> set[str]:
+    """What `text` names and is not there."""
+    folders = {str(parent) for name in files for parent in Path(name).parents}
+    ends = {"/".join(parts[k:]) for name in files for parts in [name.split("/")] for k in range(len(parts))}
+    paths = {name.rstrip(".") for name in PATHS.findall(text)} - {*files} - folders
+    ours = {name for name in FILES.findall(text) if not name.startswith(PROJECTS)}
+    return (paths | ours - ends) - OTHERS
+
+
+def unknown_modules(text: str, files: list[str]) -> set[str]:
+    """Dotted names whose first parts are no module and no package of ours."""
+    modules = {name.removesuffix(".py").replace("/", ".") for name in files if name.endswith(".py")}
+    packages = {str(Path(name).parent).replace("/", ".") for name in files}
+
+    def known(name: str) -> bool:
+        return name in packages or name in modules or name.rpartition(".")[0] in modules
+
+    return {name for name in MODULES.findall(text) if not known(name)}
+
+
+def test_it_finds_what_is_missing() -> None:
+    files = ["functions/base/wire.py", "docs/api.md", "orchestrator/commands/run.py"]
+    text = (
+        "wire.py, base/wire.py, functions/base/ and docs/api.md are there; functions/wire.py, live.py, docs/look not."
+    )
+    assert missing(text, files) == {"functions/wire.py", "live.py", "docs/look"}
+    text = "python -m orchestrator.commands, functions.base.wire.Call; but functions.wire.Call, orchestrator.cli"
+    assert unknown_modules(text, files) == {"functions.wire.Call", "orchestrator.cli"}
+
+
+def test_documents_name_what_is_there() -> None:
+    files = house()
+    texts = {name: (ROOT / name).read_text() for name in files if name.endswith(".md") and name != HISTORY}
+    found = {name: missing(text, files) | unknown_modules(text, files) for name, text in texts.items()}
+    assert {name: names for name, names in found.items() if names} == {}
+
+
+def test_source_names_what_is_there() -> None:
+    """Docstrings and comments; tests write files of their own."""
+    files = house()
+    sources = [name for name in files if name.endswith((".py", ".js", ".yaml", ".toml")) and "/vendor/" not in name]
+    sources = [name for name in sources if not name.startswith("tests/")] + [".importlinter"]
+    found = {name: missing((ROOT / name).read_text(), files) for name in sources}
+    assert {name: names for name, names in found.items() if names} == {}

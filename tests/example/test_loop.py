@@ -1,0 +1,54 @@
+"""examples/loop.py makes, call by call, what the orchestrated job makes."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from examples import loop as example
+from orchestrator.calls.exchange import AsyncExchange
+from orchestrator.job.config import load_job
+from orchestrator.job.data import Cursor
+from orchestrator.job.prompts import Draw, PromptSource
+from orchestrator.run.directory import RunDirectory
+from orchestrator.run.journal import Journal
+from orchestrator.run.versions import digests
+from orchestrator.step.step import derived_seed
+from tests.support.tiny_job import ENV, arguments
+
+JOB = example.EXAMPLE / "job.toml"
+OVERRIDES = ["deterministic=true", "steps=2", "validation.every=0"]
+
+
+def test_the_loop_trains_the_weights_of_the_orchestrated_job(tmp_path: Path) -> None:
+    """Two steps on the same prompts with the same seeds: weights and optimizer state are the same to the bit."""
+    subprocess.run(arguments("run", JOB, *OVERRIDES, "--run-dir", tmp_path / "run"), env=ENV, check=True)
+    job, run = load_job(JOB, OVERRIDES), RunDirectory.open(tmp_path / "run")
+    records = asyncio.run(Journal.open(AsyncExchange(run.open_exchange(job)))).records
+    orchestrated = [record.history["weights"]["actor"] for record in records]
+
+    prompts = Draw(PromptSource.load(job), Cursor.start(job.seed), job.data.prompts_per_step)
+    loop = example.Loop(tmp_path)
+    assert (job.data.prompts_per_step, job.rollout.n) == (example.PROMPTS, example.N)
+
+    def digest() -> str:
+        return asyncio.run(digests(AsyncExchange(loop.exchange), {"actor": loop.policy}))["actor"]
+
+    found = [digest()]
+    for number in (1, 2):
+        loop.step(number, prompts.next().rows, seed=derived_seed(job.seed, number, "gen"))
+        found.append(digest())
+    assert found == orchestrated
+    assert len(set(found)) == 3, "each step has trained"
+
+
+def test_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    example.main(1)
+    before, step, after = capsys.readouterr().out.splitlines()
+    assert before == "pass rate 0.344 of 256 held-out prompts", "as transformers alone says (test_arithmetic.py)"
+    assert step.startswith("step  1  reward 0.")
+    assert step.endswith("version 1")
+    assert after.startswith("pass rate ")
