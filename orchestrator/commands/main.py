@@ -74,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text)
         sub.add_argument("run", type=Path, help="run directory")
         sub.set_defaults(command=command)
+        if name == "resume":
+            sub.add_argument("--from-step", type=int, metavar="N", help="go on from step N though later ones are lost")
 
     plan_parser(commands)
     simulate_parser(commands)
@@ -111,7 +113,7 @@ def _resume(given: argparse.Namespace) -> int:
     directory = RunDirectory.open(given.run)
     with failure_told(directory):
         prepared = prepare(directory.job)
-    return _train(Run(prepared, directory))
+    return _train(Run(prepared, directory, given.from_step))
 
 
 def _train(run: Run) -> int:
