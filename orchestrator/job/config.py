@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from orchestrator.base.errors import ConfigError
 from orchestrator.base.section import Section
+from orchestrator.base.values import check_values
 from orchestrator.job.telemetry import TelemetryConfig
 from orchestrator.planner.base import TAIL
 from orchestrator.planner.devices import device
@@ -344,6 +345,7 @@ def _explain(error: Any) -> str:
 def parse_job(table: Mapping[str, Any], *, base: Path, where: str = "job") -> JobConfig:
     """Builds the job from a parsed TOML or JSON table. Raises ConfigError with one line per mistake."""
     resolved = {k: dict(v) if isinstance(v, dict) else v for k, v in table.items()}
+    check_values(table, where)
     _resolve(resolved, base)
     try:
         return JobConfig.model_validate(resolved)

@@ -17,6 +17,7 @@ from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
 from orchestrator.calls.invoke import Invoker, Limits, RetryPolicy
 from orchestrator.calls.tracing import Tracing
+from orchestrator.job.checks import check_code
 from orchestrator.job.config import JobConfig
 from orchestrator.job.functions import check_room, check_split, function_limits, function_specs
 from orchestrator.job.prompts import PromptSource
@@ -58,6 +59,7 @@ def prepare(job: JobConfig) -> Prepared:
     recipe_options(job, recipe)
     models = job_models(recipe, settings)
     check_models(job, models)
+    check_code(job)
     check_exporter(job)
     check_sinks(job)
     specs = function_specs(job, models)
