@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -49,12 +51,21 @@ def _carried(key: str) -> Path:
     """The carried file on this machine's disk."""
     if _source is None:
         raise FatalError(f"{key} lies in a job's exchange, and this process has none")
-    path = Path(tempfile.gettempdir(), "rlhf-userfiles", key)
-    if not path.exists():
+    path = Path(tempfile.gettempdir(), f"rlhf-userfiles-{os.getuid()}", key)
+    digest = path.parent.name
+    if not path.exists() or not _is(path.read_bytes(), digest):
         data = _source(key)
+        if not _is(data, digest):
+            raise FatalError(f"{key}: its content is not what its name says; it was altered since the job was accepted")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+        temporary.write_bytes(data)
+        temporary.replace(path)
     return path
+
+
+def _is(content: bytes, digest: str) -> bool:
+    return hashlib.sha256(content).hexdigest().startswith(digest)
 
 
 def _from_file(path: Path) -> ModuleType:

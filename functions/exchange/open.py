@@ -32,12 +32,13 @@ def open_exchange(url: str, job: str) -> Exchange:
     Raises ValueError for a URL of another form, Unavailable when the store is away, Unsuitable when it lacks a
     guarantee or refuses our credentials.
     """
-    if "/" in check_key(job):
+    if "/" in job or job in ("", ".", ".."):
         raise ValueError(f"job {job!r} names a folder of the exchange: no '/'")
     if "://" not in url:
         if not url:
             raise ValueError("exchange '': a directory, or a URL that begins with dir, redis, s3 or tiered+s3")
         return DirectoryExchange(f"{url}/{job}")
+    check_key(job)  # a directory takes any name, a store does not
     match urlsplit(url).scheme:
         case "dir":
             return _directory(url, job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -58,6 +57,8 @@ class Scorer(Protocol):
         ...
 
 
+LARGEST = float(np.finfo(np.float32).max)
+"""Scores travel as float32."""
 TRUTH_FIELDS = ("ground_truth", "answer", "solution", "label")
 
 
@@ -92,9 +93,9 @@ def checked(value: Any, who: str, item: Item) -> Scored | Failed:
     for name, number in numbers.items():
         if number is None:
             return Failed(f"{who} returned {value[name]!r:.80} for {item.name}; wants a number")
-        if not math.isfinite(number):
+        if not abs(number) <= LARGEST:
             what = "" if name == "score" else f" as {name!r}"
-            return Failed(f"{who} returned {number}{what} for {item.name}; wants a finite number")
+            return Failed(f"{who} returned {number}{what} for {item.name}; wants a finite number of float32")
     return Scored({name: number for name, number in numbers.items() if number is not None})
 
 

@@ -9,8 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from functions.weights.manifest import ITEM_BYTES
 
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+EXPONENTS = {"F32": (0x7F800000, "<u4"), "F16": (0x7C00, "<u2"), "BF16": (0x7F80, "<u2")}
+"""The bits that are all set in an infinity or a NaN, and the integer that a number is read as."""
+PIECE = 1 << 20
 _SUFFIXES = frozenset((".json", ".txt", ".model", ".jinja", ".tiktoken"))
 
 
@@ -89,6 +95,40 @@ def weight_files(directory: Path) -> list[Path]:
             found = "other formats are not read; " if list(directory.glob("*.bin")) else ""
             raise ValueError(f"model {directory}: no {name} ({found}save the model as safetensors)")
     return [directory / name for name in names]
+
+
+def check_vocabulary(directory: Path, files: Iterable[Path]) -> None:
+    """Raises ValueError, in one line, where config.json and the weights differ on the vocabulary, or a token that ends
+    a response lies outside of it."""
+    config = json.loads((directory / "config.json").read_bytes())
+    text = config.get("text_config", config)
+    shapes = {tensor.name: tensor.shape for path in files for tensor in decode_header(path)}
+    rows = next((shape[0] for name, shape in shapes.items() if name.endswith(EMBEDDINGS)), None)
+    size = text.get("vocab_size")
+    if not isinstance(size, int) or rows is None:
+        return  # a model that calls them otherwise: transformers will know
+    if rows != size:
+        raise ValueError(f"model {directory}: config.json says vocab_size {size}, the weights have {rows} embeddings")
+    generation = directory / "generation_config.json"
+    found = json.loads(generation.read_bytes()) if generation.is_file() else {}
+    for name, value in (("config.json", text.get("eos_token_id")), (generation.name, found.get("eos_token_id"))):
+        for token in value if isinstance(value, list) else [value]:
+            if token is not None and not (isinstance(token, int) and 0 <= token < size):
+                raise ValueError(f"model {directory}: {name}: eos_token_id {token!r} lies outside of {size} tokens")
+
+
+def check_finite(directory: Path, files: Iterable[Path]) -> None:
+    """Raises ValueError for weights that hold infinities or NaNs (of types that are neither float32, float16 nor
+    bfloat16 it is not asked). Reads them all."""
+    for path in files:
+        for tensor in decode_header(path):
+            if tensor.dtype not in EXPONENTS or not tensor.length:
+                continue
+            exponent, kind = EXPONENTS[tensor.dtype]
+            numbers = np.memmap(path, kind, "r", tensor.start, math.prod(tensor.shape))
+            for at in range(0, len(numbers), PIECE):
+                if ((numbers[at : at + PIECE] & exponent) == exponent).any():
+                    raise ValueError(f"model {directory}: tensor {tensor.name!r} holds numbers that are not finite")
 
 
 def side_files(directory: Path) -> dict[str, bytes]:

@@ -8,6 +8,8 @@ file came, whenever another bundle begins.
 
 from __future__ import annotations
 
+import filecmp
+import os
 import shutil
 import time
 import uuid
@@ -67,13 +69,22 @@ async def _receive(blocks: AsyncIterator[bytes], directory: FilePath, path: str)
                 if size_bytes > LARGEST_FILE_BYTES:
                     raise ApiError(413, f"{path}: a file may have {LARGEST_FILE_BYTES} bytes")
                 file.write(block)
-        temporary.replace(directory / path)
+        _publish(temporary, directory / path, path)
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise ApiError(409, f"{path}: the bundle has a file where this wants a directory, or the reverse") from error
     except OSError as error:
         raise ApiError(507, f"{path} cannot be kept: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _publish(temporary: FilePath, target: FilePath, path: str) -> None:
+    """A file that is there stays as it is: jobs were accepted with it. Raises ApiError 409 for another content."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        if not target.is_file() or not filecmp.cmp(temporary, target, shallow=False):
+            raise ApiError(409, f"{path}: the bundle has it already, with another content") from None
 
 
 def sweep(jobs: Jobs) -> None:

@@ -36,6 +36,7 @@ from orchestrator.base.errors import OrchestratorError, RunError
 from orchestrator.job.config import JobConfig
 from orchestrator.run.directory import RunDirectory, write_atomically
 from orchestrator.run.events import EventType, tell_end
+from orchestrator.run.identity import is_held_by
 from orchestrator.telemetry.now import FILE as NOW
 from orchestrator.telemetry.now import NowFile
 
@@ -192,22 +193,29 @@ class Jobs:
 
     def delete(self, id: str) -> None:
         """Its run directory and all it has in its exchange. Raises ApiError 409 for a job that has not ended."""
-        self._check_settled(id)
-        job = self.get(id)
-        if job.config.exchange.url is not None:
-            try:
-                RunDirectory(self.directory(id)).open_exchange(job.config).delete("")
-            except ExchangeError as error:
-                raise RunError(f"job {id} is not deleted: {error}") from error
-        with self._lock:
+        with self._lock:  # from here on nobody finds it, so that nobody resumes it either
             self._check_settled(id)
+            config = self.get(id).config
             gone = self.runs / f"{DELETED}-{id}-{secrets.token_hex(4)}"
             self.directory(id).rename(gone)
             self._summaries.pop(id, None)
             self._nows.pop(id, None)
             self._configs.pop(id, None)
             self._desired.pop(id, None)
+        try:
+            self._delete_exchanged(RunDirectory(gone), config)
+        except (ExchangeError, RunError) as error:
+            gone.rename(self.directory(id))
+            raise RunError(f"job {id} is not deleted: {error}") from error
         shutil.rmtree(gone, ignore_errors=True)
+
+    @staticmethod
+    def _delete_exchanged(directory: RunDirectory, config: JobConfig) -> None:
+        """What the job has in a store; another run's data under the same name stays."""
+        if config.exchange.url is not None:
+            exchange = directory.open_exchange(config)
+            if is_held_by(exchange, directory.identity(config)):
+                exchange.delete("")
 
     def _check_settled(self, id: str) -> None:
         job = self.get(id)

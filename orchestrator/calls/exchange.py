@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from functions.base.wire import Ref
-from functions.exchange.base import Buffer, Exchange, Unavailable
+from functions.exchange.base import Buffer, Exchange, ExchangeError, Unavailable
 from orchestrator.base.errors import RunError
 
 T = TypeVar("T")
@@ -42,6 +42,8 @@ class AsyncExchange:
                         f"{error}; waited {self._patience_s:g} s (limits.store_s); "
                         "what is committed is safe, mend it and run `rlhf-orchestrate resume`"
                     ) from error
+            except ExchangeError as error:  # lost, altered, or a store that refuses us: waiting does not help
+                raise RunError(f"exchange: {error}") from error
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 5.0)
 

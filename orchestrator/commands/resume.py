@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 
 from orchestrator.commands.arguments import run_directory
 from orchestrator.commands.run import work
@@ -11,11 +11,15 @@ from orchestrator.run.events import failure_told
 from orchestrator.session.session import Run, prepare
 
 HELP = "go on with a run from its last committed step"
-arguments = run_directory
+
+
+def arguments(parser: ArgumentParser) -> None:
+    run_directory(parser)
+    parser.add_argument("--from-step", type=int, metavar="N", help="go on from step N though later ones are lost")
 
 
 def execute(given: Namespace) -> int:
     directory = RunDirectory.open(given.run)
     with failure_told(directory):
         prepared = prepare(directory.job)
-    return work(Run(prepared, directory))
+    return work(Run(prepared, directory, from_step=given.from_step))

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from functions.base.logs import About, log_lines
+from orchestrator.base.errors import ConfigError, DataError
 from orchestrator.commands.arguments import job_file
 from orchestrator.job.config import load_job
 from orchestrator.run.directory import RunDirectory
@@ -31,7 +32,12 @@ def execute(given: Namespace) -> int:
     overrides += [f"platform.kind={given.platform}"] if given.platform else []
     job = load_job(given.job, overrides)
     prepared = prepare(job)
-    return work(Run(prepared, RunDirectory.create(given.run_dir or Path("runs") / job.name, job)))
+    directory = RunDirectory.create(given.run_dir or Path("runs") / job.name, job)
+    try:
+        return work(Run(prepared, directory))
+    except (ConfigError, DataError):  # found out late: the mended job may have its place
+        directory.discard(job)
+        raise
 
 
 def work(run: Run) -> int:

@@ -20,6 +20,7 @@ from functions.base.suggest import did_you_mean
 from functions.call.train_params import LoraParams, OptimizerParams, Schedule, TrainParams
 from orchestrator.base.errors import ConfigError
 from orchestrator.base.section import Section
+from orchestrator.base.values import check_values
 from orchestrator.job.roles import BY_NAME
 from orchestrator.job.telemetry import TelemetryConfig
 from orchestrator.planner.base import TAIL
@@ -337,6 +338,7 @@ def _explain(error: Any) -> str:
 def parse_job(table: Mapping[str, Any], *, base: Path, where: str = "job") -> JobConfig:
     """Builds the job from a parsed TOML or JSON table. Raises ConfigError with one line per mistake."""
     resolved = {k: dict(v) if isinstance(v, dict) else v for k, v in table.items()}
+    check_values(table, where)
     _resolve(resolved, base)
     try:
         return JobConfig.model_validate(resolved)

@@ -14,16 +14,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
+import socket
 import time
+import uuid
 from pathlib import Path
 from typing import IO
 
-from functions.exchange.base import Exchange, ExchangeError, check_key
+from functions.exchange.base import Exchange, ExchangeError
 from functions.exchange.open import open_exchange
 from orchestrator.base.errors import ConfigError, RunError
 from orchestrator.job.config import JobConfig, dump_job, load_job
+from orchestrator.run.identity import JOURNAL, RunIdentity, is_held_by
 
-FORMAT = 1
+FORMAT = 2
 LOCK_TRIES = 20
 
 
@@ -44,7 +48,8 @@ class RunDirectory:
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_atomically(path / "job.toml", dump_job(job).encode())
-            write_atomically(path / "run.json", json.dumps({"format": FORMAT, "job": job.name}).encode() + b"\n")
+            run = {"format": FORMAT, "job": job.name, "id": uuid.uuid4().hex[:12]}
+            write_atomically(path / "run.json", json.dumps(run).encode() + b"\n")
         except OSError as error:
             raise RunError(f"{path}: cannot be made a run directory: {error.strerror}") from error
         return cls(path)
@@ -62,6 +67,22 @@ class RunDirectory:
             raise RunError(f"{path}: made by another version (format {got!r}, this one reads {FORMAT})")
         return cls(path)
 
+    def identity(self, job: JobConfig) -> RunIdentity:
+        run = json.loads((self.path / "run.json").read_text())
+        return RunIdentity.of(run["id"], f"{socket.gethostname()}:{self.path.resolve()}", job)
+
+    def discard(self, job: JobConfig) -> None:
+        """Removes the run and what it has in its exchange, unless it has committed something."""
+        if any(self.path.glob("journal/*")):
+            return
+        if job.exchange.url is not None:
+            exchange = self.open_exchange(job)
+            if exchange.durable.list(JOURNAL):
+                return
+            if is_held_by(exchange, self.identity(job)):
+                exchange.delete("")
+        shutil.rmtree(self.path, ignore_errors=True)
+
     @property
     def job(self) -> JobConfig:
         return load_job(self.path / "job.toml")
@@ -77,7 +98,7 @@ class RunDirectory:
         """Raises ConfigError for a URL or name that cannot be one, RunError for a store that cannot be used."""
         url, root = self.exchange(job)
         try:
-            return open_exchange(url, check_key(root))
+            return open_exchange(url, root)
         except ValueError as error:
             raise ConfigError(f"exchange.url: {error}") from error
         except ExchangeError as error:

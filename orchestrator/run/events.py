@@ -101,6 +101,15 @@ class EventLog:
         self._next = events[-1].id + 1 if events else 1
         self._lines = Lines(path, end)
 
+    @property
+    def last_step(self) -> int:
+        """The last step that was told as committed; -1: none."""
+        return max((step for kind, step in self._told if kind == "step"), default=-1)
+
+    def forget(self, last_step: int) -> None:
+        """Steps after `last_step` were lost: they are told again when they are made again."""
+        self._told = {(kind, step) for kind, step in self._told if step <= last_step}
+
     def append(self, kind: EventType, data: Json) -> Event:
         """Writes one event, and logs it. Raises RunError where it cannot be written."""
         event = Event(self._next, time.time(), kind, data)

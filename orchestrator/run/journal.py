@@ -5,7 +5,7 @@
 A record has three parts:
     history   what the job is: weights' digests, data cursor, metrics of learning. In the deterministic mode it is the
               same, byte for byte, however often the job was killed. The parent's checksum is of this part.
-    pointers  where it lies: the versions (with the calls that made them)
+    pointers  where it lies: the versions (with the calls that made them); in record 0 whose it is (identity.py)
     observed  what this execution saw: timings, cost. Differs between runs.
 
 The conditional put is the fence: of two orchestrators, one commits a step and the other learns that it is stale.
@@ -21,8 +21,7 @@ from functions.exchange.base import checksum
 from orchestrator.base.canonical import canonical
 from orchestrator.base.errors import Fenced, RunError
 from orchestrator.calls.exchange import AsyncExchange
-
-PREFIX = "journal/"
+from orchestrator.run.identity import JOURNAL, RunIdentity
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Record:
 
     @property
     def key(self) -> str:
-        return f"{PREFIX}{self.step:06d}.json"
+        return f"{JOURNAL}{self.step:06d}.json"
 
     @property
     def checksum(self) -> str:
@@ -63,21 +62,26 @@ class Record:
 class Journal:
     """All committed records, oldest first."""
 
-    def __init__(self, store: AsyncExchange, records: list[Record]) -> None:
-        self._store = store
+    def __init__(self, store: AsyncExchange, records: list[Record], run: RunIdentity | None = None) -> None:
+        self._store, self._run = store, run
         self.records = records
 
     @classmethod
-    async def open(cls, store: AsyncExchange) -> Journal:
-        """Reads and checks the whole chain. Raises RunError naming the first record that does not follow."""
+    async def open(cls, store: AsyncExchange, run: RunIdentity | None = None) -> Journal:
+        """Reads and checks the whole chain. Raises RunError naming the first record that does not follow.
+
+        `run`: who wants to lengthen it; another's journal is refused. Without it the journal is only read.
+        """
         records: list[Record] = []
-        for key in await store.list(PREFIX):
+        for key in await store.list(JOURNAL):
             record = Record.decode(await store.get(key), key)
             parent = records[-1].checksum if records else ""
             if record.step != len(records) or record.parent != parent or record.key != key:
                 raise RunError(f"{key}: does not follow the record before it; the journal was altered")
             records.append(record)
-        return cls(store, records)
+        if records and run is not None:
+            run.check(RunIdentity.from_json(records[0].pointers.get("run"), records[0].key))
+        return cls(store, records, run)
 
     @property
     def last(self) -> Record | None:
@@ -86,6 +90,8 @@ class Journal:
     async def commit(self, *, history: Json, pointers: Json, observed: Json) -> Record:
         """Appends the next step. Raises Fenced when another orchestrator has committed it already."""
         last = self.last
+        if last is None and self._run is not None:
+            pointers = {**pointers, "run": self._run.to_json()}
         record = Record(len(self.records), last.checksum if last else "", history, pointers, observed)
         if await self._store.put_if_absent(record.key, record.encode()) is None:
             raise Fenced(f"{record.key}: another orchestrator has committed this step; this one stops")

@@ -10,7 +10,7 @@ from pathlib import Path
 from functions.base.wire import Version
 from functions.exchange.base import checksum
 from functions.weights.base import import_model
-from functions.weights.files import weight_files
+from functions.weights.files import check_finite, check_vocabulary, weight_files
 from functions.weights.manifest import keep_only, read_manifest
 from functions.weights.materialize import materialize
 from orchestrator.base.canonical import canonical
@@ -30,10 +30,13 @@ def model_paths(job: JobConfig, models: Sequence[str]) -> dict[str, tuple[str, P
 
 
 def check_models(job: JobConfig, models: Sequence[str]) -> None:
-    """Raises ConfigError, naming the key, for a directory that holds no model."""
-    for key, path in model_paths(job, models).values():
+    """Raises ConfigError, naming the key, for a directory that holds no model, or one that contradicts itself."""
+    paths = dict(model_paths(job, models).values())
+    named = {"critic.path": job.critic.path, "reference.path": job.reference.path}  # wrong, though nobody may ask them
+    paths |= {key: Path(path) for key, path in named.items() if path is not None}
+    for key, path in paths.items():
         try:
-            weight_files(path)
+            check_vocabulary(path, weight_files(path))
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from error
 
@@ -46,6 +49,7 @@ async def import_models(store: AsyncExchange, job: JobConfig, models: Sequence[s
 
         def load(model: str = model, key: str = key, path: Path = path) -> Version:
             try:
+                check_finite(path, weight_files(path))
                 return import_model(store.exchange, model, path)
             except ValueError as error:
                 raise ConfigError(f"{key}: {error}") from error

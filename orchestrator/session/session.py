@@ -16,6 +16,7 @@ from orchestrator.base.errors import RunError, Stopped
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
 from orchestrator.calls.invoke import Invoker, RetryPolicy, Timeouts
+from orchestrator.job.checks import check_code
 from orchestrator.job.config import JobConfig
 from orchestrator.job.functions import check_room, check_split, function_limits, function_specs
 from orchestrator.job.prompts import PromptSource
@@ -26,8 +27,8 @@ from orchestrator.recipes import Recipe, find_recipe
 from orchestrator.recipes.settings import job_models, recipe_options, train_settings
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.events import EventLog, first_failure, open_events
+from orchestrator.run.identity import take_lease
 from orchestrator.run.journal import Journal
-from orchestrator.run.lease import take_lease
 from orchestrator.run.user_files import carry
 from orchestrator.run.versions import check_models, export
 from orchestrator.session.history import recorded_steps
@@ -59,6 +60,7 @@ def prepare(job: JobConfig) -> Prepared:
     recipe_options(job, recipe)
     models = job_models(recipe, settings)
     check_models(job, models)
+    check_code(job)
     check_exporter(job)
     check_sinks(job)
     specs = function_specs(job, models)
@@ -78,6 +80,8 @@ class Run:
     directory: RunDirectory
     planner: Planner | None = None
     """Instead of the one that the job names."""
+    from_step: int | None = None
+    """Where to go on although later records of the journal are lost; None: a loss is refused."""
 
     @property
     def job(self) -> JobConfig:
@@ -96,8 +100,10 @@ async def execute(run: Run, view: View) -> Path:
 async def _execute(run: Run, view: View, events: EventLog) -> Path:
     job, path, specs = run.job, run.directory.path, run.prepared.specs
     store = AsyncExchange(run.directory.open_exchange(job), patience_s=job.limits.store_s)
-    epoch = await take_lease(store.durable, f"{os.uname().nodename} {os.getpid()}")
-    journal = await Journal.open(store.durable)
+    identity = run.directory.identity(job)
+    epoch = await take_lease(store.durable, identity, f"{os.uname().nodename} {os.getpid()}")
+    journal = await Journal.open(store.durable, identity)
+    check_complete(journal, events, path, run.from_step)
     sent, settings = job, run.prepared.settings
     if job.platform.kind == "knative":
         sent, settings = await carry(store, job, settings)
@@ -144,6 +150,26 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
             finally:
                 await platform.close()
         return await export(store, journal.records[-1].versions["actor"], path / "model")
+
+
+def check_complete(journal: Journal, events: EventLog, path: Path, from_step: int | None) -> None:
+    """Raises RunError where steps that were committed (the run's events tell) are in the journal no more.
+
+    `from_step`: the user wants to go on without them, from the last record that is there (0 with none: from the start).
+    """
+    last, committed = len(journal.records) - 1, events.last_step
+    if from_step is not None and from_step != max(0, last):
+        raise RunError(f"--from-step: got {from_step}, the journal ends at step {max(0, last)}")
+    if last >= committed:
+        return
+    if from_step is None:
+        ends = f"ends at step {last}" if journal.records else "is empty"
+        raise RunError(
+            f"{path}: step {committed} was committed, but the journal {ends}: its records are lost; bring them back, "
+            f"or go on without them: `rlhf-orchestrate resume {path} --from-step {max(0, last)}`"
+        )
+    events.forget(last)
+    events.append("note", {"message": f"records after step {last} are lost; it goes on from there, as was asked for"})
 
 
 def train(run: Run, view: View) -> Path:

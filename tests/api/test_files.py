@@ -25,10 +25,15 @@ def put(served: Served, path: str, data: bytes, bundle: str = BUNDLE) -> httpx.R
 
 
 def test_a_file_arrives_whole_and_again(served: Served) -> None:
-    for data in (b"x" * 3_000_000, b"y"):
+    data = b"x" * 3_000_000
+    for _ in range(2):
         answer = put(served, "model/a.bin", data)
         assert answer.status_code == 201, answer.text
         assert Path(answer.json()["directory"], "model/a.bin").read_bytes() == data
+    other = put(served, "model/a.bin", b"y")
+    assert other.status_code == 409, "a job that was accepted with it keeps it"
+    assert "another content" in other.json()["detail"]
+    assert Path(answer.json()["directory"], "model/a.bin").read_bytes() == data
     assert [p.name for p in Path(answer.json()["directory"]).iterdir()] == ["model"]
 
 

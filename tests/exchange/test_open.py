@@ -41,8 +41,12 @@ def test_a_wrong_url_gets_one_line(url: str, message: str) -> None:
 def test_a_job_is_one_part_of_a_key(tmp_path: Path) -> None:
     for job in ("", "a/b", "..", "a b"):
         with pytest.raises(ValueError, match=r"job|exchange key"):
+            open_exchange(f"dir://{tmp_path}", job)
+    for job in ("", "a/b", ".."):
+        with pytest.raises(ValueError, match="names a folder of the exchange"):
             open_exchange(str(tmp_path), job)
     assert list(tmp_path.iterdir()) == []
+    open_exchange(str(tmp_path), "ein Lauf für heute").put("k", b"v")  # a run directory may have any name
 
 
 def test_a_path_and_its_url_are_the_same_directory(tmp_path: Path) -> None:

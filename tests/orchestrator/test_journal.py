@@ -1,6 +1,7 @@
 """The journal: a chain that only one orchestrator can lengthen."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from functions.base.wire import Json
 from functions.exchange.directory import DirectoryExchange
 from orchestrator.base.errors import Fenced, RunError
 from orchestrator.calls.exchange import AsyncExchange
+from orchestrator.job.config import parse_job
+from orchestrator.run.identity import FOLLOWED, RunIdentity, is_held_by, take_lease
 from orchestrator.run.journal import Journal
-from orchestrator.run.lease import take_lease
 
 
 def store(path: Path) -> AsyncExchange:
@@ -80,12 +82,67 @@ def test_an_altered_record_is_refused(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+OURS = RunIdentity("a1", "here:/runs/a", dict.fromkeys(FOLLOWED, "0"))
+
+
 def test_each_execution_has_an_epoch_of_its_own(tmp_path: Path) -> None:
     async def scenario() -> None:
-        assert [await take_lease(store(tmp_path), f"h{i}") for i in range(3)] == [1, 2, 3]
-        epochs = await asyncio.gather(*(take_lease(store(tmp_path), f"r{i}") for i in range(4)), return_exceptions=True)
+        assert [await take_lease(store(tmp_path), OURS, f"h{i}") for i in range(3)] == [1, 2, 3]
+        races = (take_lease(store(tmp_path), OURS, f"r{i}") for i in range(4))
+        epochs = await asyncio.gather(*races, return_exceptions=True)
         won = [e for e in epochs if isinstance(e, int)]
         assert len(won) == len(set(won))
         assert all(isinstance(e, Fenced) for e in epochs if not isinstance(e, int))
 
     asyncio.run(scenario())
+
+
+def test_a_stranger_is_refused_in_a_line_that_names_both(tmp_path: Path) -> None:
+    stranger = replace(OURS, id="b2", where="there:/runs/b")
+
+    async def scenario() -> None:
+        line = r"holds run a1 \(here:/runs/a\), and this is run b2 \(there:/runs/b\)"
+        assert not is_held_by(DirectoryExchange(str(tmp_path)), OURS), "nobody's yet"
+        await take_lease(store(tmp_path), OURS, "h")
+        assert is_held_by(DirectoryExchange(str(tmp_path)), OURS)
+        assert not is_held_by(DirectoryExchange(str(tmp_path)), stranger)
+        with pytest.raises(RunError, match=line):
+            await take_lease(store(tmp_path), stranger, "s")
+        journal = await Journal.open(store(tmp_path), OURS)
+        await journal.commit(history={}, pointers={"versions": {}}, observed={})
+        with pytest.raises(RunError, match=line):  # its leases are lost, its journal is not
+            await Journal.open(store(tmp_path), stranger)
+        assert (await Journal.open(store(tmp_path), OURS)).records == journal.records
+
+    asyncio.run(scenario())
+
+
+def test_whose_it_is_does_not_change_the_history(tmp_path: Path) -> None:
+    async def first(path: Path, run: RunIdentity) -> str:
+        return (
+            await (await Journal.open(store(path), run)).commit(history={"n": 1}, pointers={}, observed={})
+        ).checksum
+
+    assert asyncio.run(first(tmp_path / "a", OURS)) == asyncio.run(first(tmp_path / "b", replace(OURS, id="c3")))
+
+
+TABLE = {"name": "j", "steps": 1, "model": {"path": "m"}, "data": {"train": "t"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"seed": 1}, "seed"), ({"recipe": "rloo"}, "recipe"), ({"train": {"lr": 0.5}}, "train"),
+        ({"rollout": {"n": 3}}, "rollout"), ({"algorithm": {"kl": {"coef": 0.1}}}, "algorithm"),
+        ({"model": {"path": "m", "lora_rank": 2}, "deterministic": True}, "deterministic, model"),
+        ({"steps": 9}, None), ({"model": {"path": "elsewhere"}}, None), ({"rollout": {"slots": 3}}, None),
+        ({"limits": {"attempts": 9}}, None), ({"functions": {"generate": {"replicas": 2}}}, None),
+    ],
+)  # fmt: skip
+def test_a_job_goes_on_as_it_began(change: Json, told: str | None, tmp_path: Path) -> None:
+    began, now = (RunIdentity.of("a", "h:/r", parse_job(TABLE | c, base=tmp_path)) for c in ({}, change))
+    if told is None:
+        now.check(began)
+    else:
+        with pytest.raises(RunError, match=f"^h:/r/job.toml: {told} is not what the run began with"):
+            now.check(began)

@@ -62,3 +62,23 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     userfile.carried_by(None)
     with pytest.raises(FatalError, match="has none"):
         userfile.load("exchange:files/0/a.py:x")
+
+
+def test_a_file_that_was_altered_on_its_way_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the exchange, or (half written by a killed replica) on this machine's disk."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "replica"))
+    exchange = DirectoryExchange(str(tmp_path / "exchange"))
+    (tmp_path / "reward.py").write_text("def score(solution_str):\n    return 7\n")
+    carried, _ = asyncio.run(carry(AsyncExchange(exchange), job("reward.py:score", tmp_path), {}))
+    name = carried.reward.score
+    key = name.removeprefix(userfile.CARRIED).rpartition(":")[0]
+    userfile.carried_by(exchange.durable.get)
+    whole = exchange.get(key)
+    exchange.put(key, whole.replace(b"7", b"9"))
+    with pytest.raises(FatalError, match="was altered since the job was accepted"):
+        userfile.load(name)
+    exchange.put(key, whole)
+    assert userfile.load(name)("x") == 7
+    (kept,) = (tmp_path / "replica").rglob("reward.py")
+    kept.write_bytes(whole[:10])
+    assert userfile.load(name)("x") == 7

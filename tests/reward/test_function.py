@@ -144,6 +144,7 @@ BAD = {
     "    return None if solution_str == '5' else 1": rf"f returned None for {HERE}; wants a number",
     "    return '1' if solution_str == '5' else 1": rf"f returned '1' for {HERE}; wants a number",
     "    return float('nan') if solution_str == '5' else 1": rf"returned nan for {HERE}; wants a finite number",
+    "    return 1e39 if solution_str == '5' else 1": rf"returned 1e\+39 for {HERE}; wants a finite number of float32",
     "    return {'acc': 1} if solution_str == '5' else 1": rf"a dict without \"score\" for {HERE}",
     "    return {'score': 1, 'a': 1} if solution_str == '5' else 1": rf"\['a'\] for some samples .*{HERE}",
     """

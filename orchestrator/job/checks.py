@@ -1,0 +1,82 @@
+"""What can be known of a job before anything runs: the code that it names is there, its engine is installed.
+
+Nothing of the user's is executed: a file is parsed, not imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+from functions.reward.rules import RULES
+from orchestrator.base.errors import ConfigError
+from orchestrator.job.config import JobConfig
+
+
+def check_code(job: JobConfig) -> None:
+    """Raises ConfigError for a scorer, loss, advantage or engine that is named and is not there."""
+    _check_scorer(job.reward.score)
+    for key in ("advantage", "loss"):
+        value = job.algorithm.get(key)
+        if isinstance(value, str) and ":" in value:
+            check_object(f"algorithm.{key}", value)
+    if job.rollout.engine == "vllm" and job.platform.kind == "local" and importlib.util.find_spec("vllm") is None:
+        raise ConfigError('rollout.engine: got "vllm", which is not installed here (`scripts/setup --vllm`)')
+
+
+def _check_scorer(score: str) -> None:
+    if score == "model" or "://" in score:
+        return
+    kind, colon, name = score.partition(":")
+    if kind == "rule" and colon:
+        if name not in RULES:
+            close = difflib.get_close_matches(name, RULES, n=1)
+            hint = f"did you mean 'rule:{close[0]}'?" if close else f"rules are {', '.join(RULES)}"
+            raise ConfigError(f"reward.score: there is no rule {name!r}; {hint}")
+        return
+    if not colon:
+        forms = "wants rule:NAME, FILE.py:FUNCTION, model or a URL"
+        hint = f"did you mean 'rule:{score}'?" if score in RULES else forms
+        raise ConfigError(f"reward.score: got {score!r}; {hint}")
+    check_object("reward.score", score)
+
+
+def check_object(key: str, name: str) -> None:
+    """Raises ConfigError where `FILE.py:NAME` or `package.module:NAME` is not there."""
+    where, _, attribute = name.rpartition(":")
+    if not attribute.isidentifier():
+        raise ConfigError(f"{key}: got {name!r}, wants FILE.py:NAME or package.module:NAME")
+    if not where.endswith(".py"):
+        try:
+            found = importlib.util.find_spec(where)
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            raise ConfigError(f"{key}: there is no module {where!r} here")
+        return
+    try:
+        tree = ast.parse(Path(where).read_bytes(), where)
+    except OSError as error:
+        raise ConfigError(f"{key}: {where} cannot be read: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise ConfigError(f"{key}: {where}{line}: {getattr(error, 'msg', error)}") from None
+    names = set(_defined(tree))
+    if attribute not in names and "*" not in names and "__getattr__" not in names:
+        close = difflib.get_close_matches(attribute, names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"it defines {', '.join(sorted(names)) or 'nothing'}"
+        raise ConfigError(f"{key}: {where} has no {attribute!r}; {hint}")
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    """The names that a module's own statements bind; "*" where it imports all of another."""
+    for node in ast.walk(tree):  # names bound in functions too: better one too many than one too few
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).split(".")[0]
