@@ -75,14 +75,15 @@ def main() -> None:
 
 
 def measure(url: str, directory: Path, log: EventLog, given: argparse.Namespace) -> None:
-    headers = token_headers(directory.parent / OWN, url)
-    with httpx.Client(base_url=url, headers=headers, timeout=30) as client:
+    with httpx.Client(base_url=url, timeout=30) as client:
         while True:
             try:
                 client.get("/healthz")
                 break
             except httpx.ConnectError:
                 time.sleep(0.05)
+        headers = token_headers(directory.parent / OWN, url)
+        client.headers.update(headers)
         stop = threading.Event()
         received = [0] * given.followers
         threads = [
