@@ -117,8 +117,11 @@ def test_the_servers_own_word_is_not_asked_and_cannot_be_taken_back(root: Path) 
     assert refusals(table, root, defaults) == []
     assert refusals(table | {"platform": {"kind": "knative"}}, root, defaults) == []
     assert refusals(table | {"exchange": {"url": "dir:///shared"}}, root, defaults) == []
-    for change in ({"kind": "local"}, {"knative": {"volumes": []}}, {"knative": {"env": {"A": "c"}}},
-                   {"knative": {"run_as_user": 0}}, {"knative": {"env": {"B": "/b"}}}):  # fmt: skip
+    changes: list[dict[str, Any]] = [
+        {"kind": "local"}, {"knative": {"volumes": []}}, {"knative": {"env": {"A": "c"}}},
+        {"knative": {"run_as_user": 0}}, {"knative": {"env": {"B": "/b"}}},
+    ]  # fmt: skip
+    for change in changes:
         lines = refusals(table | {"platform": change}, root, defaults)
         assert lines == [
             f"platform.{next(iter(change))}: is set by the server's defaults, not by a job that comes over HTTP"
