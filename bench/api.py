@@ -21,6 +21,8 @@ from pathlib import Path
 
 import httpx
 
+from orchestrator.api.auth import OWN
+from orchestrator.api.client import token_headers
 from orchestrator.job.config import parse_job
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.events import EventLog
@@ -80,9 +82,13 @@ def measure(url: str, directory: Path, log: EventLog, given: argparse.Namespace)
                 break
             except httpx.ConnectError:
                 time.sleep(0.05)
+        headers = token_headers(directory.parent / OWN, url)
+        client.headers.update(headers)
         stop = threading.Event()
         received = [0] * given.followers
-        threads = [threading.Thread(target=follow, args=(url, received, i, stop)) for i in range(given.followers)]
+        threads = [
+            threading.Thread(target=follow, args=(url, headers, received, i, stop)) for i in range(given.followers)
+        ]
         for thread in threads:
             thread.start()
         while min(received) < given.steps * (STAGES + 1):
@@ -116,8 +122,11 @@ def measure(url: str, directory: Path, log: EventLog, given: argparse.Namespace)
     print(json.dumps({"steps": given.steps, "followers": given.followers, "routes": rows}))
 
 
-def follow(url: str, received: list[int], number: int, stop: threading.Event) -> None:
-    with httpx.Client(base_url=url, timeout=60) as client, client.stream("GET", "/v1/jobs/long/events") as stream:
+def follow(url: str, headers: dict[str, str], received: list[int], number: int, stop: threading.Event) -> None:
+    with (
+        httpx.Client(base_url=url, headers=headers, timeout=60) as client,
+        client.stream("GET", "/v1/jobs/long/events") as stream,
+    ):
         for line in stream.iter_lines():
             received[number] += line.startswith("id:")
             if stop.is_set():

@@ -26,6 +26,7 @@ from typing import Any
 import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from orchestrator.api.auth import OWN, read_token
 from orchestrator.job.config import parse_job
 from orchestrator.planner.base import CurvePoint, Stage, StepPlan
 from orchestrator.platforms.base import Replica, Usage
@@ -175,7 +176,8 @@ def texts_of(step: int, samples: int, rng: random.Random) -> str:
 
 
 @contextmanager
-def serving(root: Path) -> Iterator[str]:
+def serving(root: Path) -> Iterator[tuple[str, str]]:
+    """The server's URL and its token."""
     port = 18653
     words = ["serve", "--runs", str(root / "runs"), "--data-root", str(root), "--port", str(port), "--max-running", "0"]
     server = subprocess.Popen(
@@ -189,7 +191,7 @@ def serving(root: Path) -> Iterator[str]:
                 break
             except httpx.ConnectError:
                 time.sleep(0.05)
-        yield url
+        yield url, read_token(root / "runs" / OWN)
     finally:
         server.terminate()
         server.wait()
@@ -231,23 +233,23 @@ def quantiles(times: list[float]) -> dict[str, float]:
     }
 
 
-def load(browser: Browser, url: str) -> tuple[float, float, float, Page]:
+def load(browser: Browser, url: str, token: str) -> tuple[float, float, float, Page]:
     """First paint, everything drawn, CPU time of the page's main thread until then (ms); the page."""
     context = browser.new_context(viewport={"width": 1440, "height": 1000})
     page = context.new_page()
     session = context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
-    page.goto(f"{url}/jobs/long")
+    page.goto(f"{url}/jobs/long#token={token}")
     first, whole = page.evaluate(PAINTS)
     measured = {entry["name"]: entry["value"] for entry in session.send("Performance.getMetrics")["metrics"]}
     return first, whole, 1000 * measured["TaskDuration"], page
 
 
-def measure(browser: Browser, url: str, loads: int) -> dict[str, Any]:
+def measure(browser: Browser, url: str, token: str, loads: int) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     firsts, wholes, busy = [], [], []
     for i in range(loads + 1):
-        first, whole, cpu, page = load(browser, url)
+        first, whole, cpu, page = load(browser, url, token)
         if i == 0:
             rows["first load of the server: first paint"] = {"p50_ms": round(first, 1)}
             rows["first load of the server: charts drawn"] = {"p50_ms": round(whole, 1)}
@@ -271,7 +273,7 @@ def measure(browser: Browser, url: str, loads: int) -> dict[str, Any]:
     return rows
 
 
-def answers(url: str) -> dict[str, Any]:
+def answers(url: str, token: str) -> dict[str, Any]:
     paths = {
         "job": "", "metrics, 8 names, 600 points": "/metrics?points=600&name=critic/&name=actor/&name=response_length/",
         "cost without steps": "/cost?steps=false", "cost by step, 400 points": "/cost/steps?points=400",
@@ -280,7 +282,7 @@ def answers(url: str) -> dict[str, Any]:
         "samples of another step": "/samples?step={i}&limit=50", "events": "/event-log?limit=100",
     }  # fmt: skip
     rows = {}
-    with httpx.Client(base_url=url, timeout=30) as client:
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30) as client:
         for name, path in paths.items():
             times = []
             for i in range(40):
@@ -304,10 +306,10 @@ def main() -> None:
         if not (root / "runs" / "long").exists():
             make_run(root, given.steps, given.samples)
         directory = RunDirectory.open(root / "runs" / "long")
-        with directory.lock(), serving(root) as url, sync_playwright() as started:
+        with directory.lock(), serving(root) as (url, token), sync_playwright() as started:
             path = shutil.which("chromium") or shutil.which("google-chrome")
             browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
-            rows = measure(browser, url, given.loads) | answers(url)
+            rows = measure(browser, url, token, given.loads) | answers(url, token)
             browser.close()
     for name, row in rows.items():
         print(f"{name:42s}" + "".join(f"  {key} {value:8.1f}" for key, value in row.items()))

@@ -35,6 +35,7 @@ from orchestrator.api.metrics import Measured, RequestMetrics, jobs_text
 from orchestrator.api.page import page_routes
 from orchestrator.api.problems import ApiError, Problem, responses
 from orchestrator.api.routes import Site, job_routes
+from orchestrator.api.same_origin import SameOrigin
 from orchestrator.api.view_routes import view_routes
 from orchestrator.base.background import guarded, stopped
 from orchestrator.base.errors import OrchestratorError
@@ -52,8 +53,8 @@ class Health(BaseModel):
     status: str
 
 
-def create_app(jobs: Jobs, site: Site, tokens: Tokens | None) -> FastAPI:
-    """Without tokens everyone who reaches the server may do everything."""
+def create_app(jobs: Jobs, site: Site, tokens: Tokens, *, loopback: bool) -> FastAPI:
+    """`loopback`: the server listens on this machine alone."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -67,21 +68,14 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens | None) -> FastAPI:
     )  # whose pages fetch scripts from elsewhere
     problems.install(app)
     requests = RequestMetrics()
+    app.add_middleware(SameOrigin, loopback=loopback)
     app.add_middleware(Measured, metrics=requests)
 
-    if tokens is None:
+    async def reads(request: Request, _scheme: Credentials) -> None:
+        tokens.check(request.headers.get("authorization"), "read")
 
-        async def reads() -> None:
-            return None
-
-        writes = reads
-    else:
-
-        async def reads(request: Request, _scheme: Credentials) -> None:  # type: ignore[misc]  # the other branch
-            tokens.check(request.headers.get("authorization"), "read")
-
-        async def writes(request: Request, _scheme: Credentials) -> None:  # type: ignore[misc]
-            tokens.check(request.headers.get("authorization"), "write")
+    async def writes(request: Request, _scheme: Credentials) -> None:
+        tokens.check(request.headers.get("authorization"), "write")
 
     app.include_router(job_routes(jobs, Feeds(jobs), site, reads, writes))
     app.include_router(view_routes(jobs, reads))

@@ -4,21 +4,28 @@
     ci         write  51f4...
 
 The file is read again when it changes, as a mounted Kubernetes secret does.
+
+A server on loopback that is given no file makes one, `<runs>/.token`, as Jupyter does: commands that run beside that
+directory find it, and the address that is printed has it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import os
+import secrets
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from orchestrator.api.problems import ApiError
-from orchestrator.base.errors import ConfigError
+from orchestrator.base.errors import ConfigError, RunError
 
 Role = Literal["read", "write"]
 SHORTEST = 16
+OWN = ".token"
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,29 @@ def parse_tokens(text: str, where: str) -> list[Token]:
     if not tokens:
         raise ConfigError(f"{where}: holds no token; want lines of `name read|write token`")
     return tokens
+
+
+def own_token(runs: Path) -> Path:
+    """The token file of a server that was given none: made once, for nobody but its owner to read. Raises RunError."""
+    path = runs / OWN
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            path.chmod(0o600)
+        else:
+            number, temporary = tempfile.mkstemp(dir=runs, prefix=OWN)  # 0600
+            with os.fdopen(number, "w") as file:
+                file.write(f"local write {secrets.token_urlsafe(32)}\n")
+            os.replace(temporary, path)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+    return path
+
+
+def read_token(path: Path) -> str:
+    """A client's token: what a file holds, or the first of a server's (`name write token`). Raises OSError."""
+    lines = [line for line in path.read_text().splitlines() if line.split()]
+    return lines[0].split()[-1] if lines else ""
 
 
 class Tokens:

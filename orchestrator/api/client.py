@@ -7,10 +7,13 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
 from functions.base.wire import Json
+from orchestrator.api.auth import OWN, read_token
+from orchestrator.api.same_origin import is_loopback
 from orchestrator.base.errors import ConfigError, OrchestratorError, RunError
 
 TOKEN = "RLHF_TOKEN"
@@ -23,13 +26,18 @@ class Refused(OrchestratorError):
     """The server has answered with a problem."""
 
 
-def token_headers(file: Path | None) -> dict[str, str]:
-    """The Authorization header by the file, or by the environment. Raises ConfigError."""
+def token_headers(file: Path | None, url: str) -> dict[str, str]:
+    """The Authorization header by the file, by the environment, or, for a server on this machine, by the file that it
+    keeps in `./runs`. Raises ConfigError."""
+    token = "" if file is not None else os.environ.get(TOKEN, "").strip()
+    own = Path("runs", OWN)
+    if file is None and not token and is_loopback(urlsplit(url).hostname or "") and own.exists():
+        file = own
     try:
-        token = os.environ.get(TOKEN, "") if file is None else file.read_text()
+        token = token if file is None else read_token(file)
     except OSError as error:
         raise ConfigError(f"--token-file {file}: cannot be read: {error.strerror}") from error
-    return {"Authorization": f"Bearer {token.strip()}"} if token.strip() else {}
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def post_job(client: httpx.Client, body: bytes, headers: dict[str, str]) -> Json:

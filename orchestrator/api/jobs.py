@@ -192,22 +192,31 @@ class Jobs:
         return self.get(id)
 
     def delete(self, id: str) -> None:
-        """Its run directory and all it has in its exchange. Raises ApiError 409 for a job that has not ended."""
-        with self._lock:  # from here on nobody finds it, so that nobody resumes it either
+        """Its run directory and all it has in its exchange. Raises ApiError 409 for a job that has not ended.
+
+        The job is away, and its run locked, before anything is lost: a resume comes either before all of it, and this
+        is refused, or after it, and finds no job. Where the exchange cannot be reached the job comes back.
+        """
+        with self._lock:
             self._check_settled(id)
             config = self.get(id).config
+            try:
+                lock = RunDirectory(self.directory(id)).lock()
+            except RunError as error:  # a command has begun to work on it just now
+                raise ApiError(409, str(error)) from error
             gone = self.runs / f"{DELETED}-{id}-{secrets.token_hex(4)}"
             self.directory(id).rename(gone)
             self._summaries.pop(id, None)
             self._nows.pop(id, None)
             self._configs.pop(id, None)
             self._desired.pop(id, None)
-        try:
-            self._delete_exchanged(RunDirectory(gone), config)
-        except (ExchangeError, RunError) as error:
-            gone.rename(self.directory(id))
-            raise RunError(f"job {id} is not deleted: {error}") from error
-        shutil.rmtree(gone, ignore_errors=True)
+        with lock:
+            try:
+                self._delete_exchanged(RunDirectory(gone), config)
+            except (ExchangeError, RunError) as error:
+                gone.rename(self.directory(id))
+                raise RunError(f"job {id} is not deleted: {error}") from error
+            shutil.rmtree(gone, ignore_errors=True)
 
     @staticmethod
     def _delete_exchanged(directory: RunDirectory, config: JobConfig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import tomllib
 from dataclasses import dataclass
@@ -14,11 +13,12 @@ from fastapi import FastAPI
 
 from functions.base.logs import About, log_lines
 from orchestrator.api.app import create_app
-from orchestrator.api.auth import Tokens
+from orchestrator.api.auth import Tokens, own_token, read_token
 from orchestrator.api.files import FILES
 from orchestrator.api.jobs import Jobs
 from orchestrator.api.launch import Launcher, LocalLauncher
 from orchestrator.api.routes import Site
+from orchestrator.api.same_origin import is_loopback
 from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import JobConfig
 
@@ -30,6 +30,7 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8080
     tokens: Path | None = None
+    """None: one of its own, in the directory of runs (auth.py); on loopback only."""
     defaults: Path | None = None
     """TOML, or JSON (*.json), that lies under every job: its exchange, its platform, its functions' machines."""
     max_running: int = 1
@@ -40,7 +41,7 @@ class ServeOptions:
 
 def build(options: ServeOptions) -> FastAPI:
     """Raises ConfigError or RunError, one line."""
-    if options.tokens is None and not _loopback(options.host):
+    if options.tokens is None and not is_loopback(options.host):
         raise ConfigError(f"--host {options.host}: is open to others; --tokens FILE says who may use it")
     roots = []
     for root in options.data_roots:
@@ -56,9 +57,10 @@ def build(options: ServeOptions) -> FastAPI:
 
         launcher = KubernetesLauncher.connect(runs, options.job_template)
     defaults = {} if options.defaults is None else read_table(options.defaults)
-    tokens = None if options.tokens is None else Tokens(options.tokens)
+    tokens = Tokens(options.tokens or own_token(runs))
     site = Site([*roots, runs / FILES], defaults)
-    return create_app(Jobs(runs, launcher, max_running=options.max_running), site, tokens)
+    jobs = Jobs(runs, launcher, max_running=options.max_running)
+    return create_app(jobs, site, tokens, loopback=is_loopback(options.host))
 
 
 def serve(options: ServeOptions) -> None:
@@ -66,7 +68,8 @@ def serve(options: ServeOptions) -> None:
     app = build(options)
     log_lines(About({"function": "api"}))
     address = f"http://{options.host}:{options.port}"
-    print(f"dashboard: {address}/\njob API:   {address}/openapi.json", flush=True)
+    token = "" if options.tokens is not None else f"#token={read_token(own_token(options.runs.resolve()))}"
+    print(f"dashboard: {address}/{token}\njob API:   {address}/openapi.json", flush=True)
     config = uvicorn.Config(
         app, host=options.host, port=options.port, log_config=None, access_log=False, timeout_graceful_shutdown=3
     )
@@ -84,10 +87,3 @@ def read_table(path: Path) -> dict[str, Any]:
     if unknown:
         raise ConfigError(f"{path}: no keys of a job: {', '.join(unknown)}")
     return dict(table)
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

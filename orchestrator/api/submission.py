@@ -1,6 +1,6 @@
-"""A job as it comes over HTTP: read, put over the installation's defaults, confined to its data, validated.
+"""A job as it comes over HTTP: read, confined (confinement.py), put over the installation's defaults, validated.
 
-Relative paths are those of the first data root; whatever a job names (symbolic links followed) must lie in a data root.
+Relative paths are those of the first data root.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.api import confinement
 from orchestrator.api.problems import ApiError
 from orchestrator.base.errors import ConfigError, OrchestratorError
-from orchestrator.job.config import PATHS, JobConfig, parse_job
+from orchestrator.job.config import JobConfig, parse_job
 from orchestrator.recipes import find_recipe
 from orchestrator.recipes.settings import merged, recipe_options, train_settings
 
 JSON_TYPE, TOML_TYPE = "application/json", "application/toml"
-REMOTE_EXCHANGES = ("redis", "rediss", "s3", "tiered+s3")
 DEEPEST = 32
 WHOLE = 2**63
 """What TOML can hold: -WHOLE <= n < WHOLE."""
@@ -28,16 +28,13 @@ WHOLE = 2**63
 def read_job(body: bytes, content_type: str, *, roots: Sequence[Path], defaults: Mapping[str, Any]) -> JobConfig:
     """The job in a request's body. Raises ApiError 415 or 422, with one line per mistake."""
     table = _parse(body, content_type.partition(";")[0].strip().lower())
-    mistakes = [*_unfit("", table, 0), *_not_a_jobs(table)]
+    mistakes = list(_unfit("", table, 0)) or list(confinement.refused(table, roots, defaults))
     if mistakes:
         raise ApiError(422, "the job holds values that jobs of this server cannot", mistakes)
     try:
         job = parse_job(merged(defaults, table), base=roots[0])
     except OrchestratorError as error:
         raise ApiError(422, "the job cannot be what it says", str(error).splitlines()) from error
-    outside = list(_outside(job, roots))
-    if outside:
-        raise ApiError(422, "the job names files that jobs of this server may not use", outside)
     if ".py:" not in job.recipe:  # a user's own recipe runs where the job runs, not here
         try:
             recipe = find_recipe(job.recipe)
@@ -88,26 +85,3 @@ def _unfit(path: str, value: Any, depth: int) -> Iterator[str]:
 def _text(where: str, text: str) -> Iterator[str]:
     if any(not character.isprintable() for character in text):
         yield f"{where}: {text[:60]!r} has characters that cannot be printed"
-
-
-def _outside(job: JobConfig, roots: Sequence[Path]) -> Iterator[str]:
-    """The paths of a job (absolute and resolved) that lie in none of the roots."""
-    named = [(f"{section}.{key}", getattr(getattr(job, section), key)) for section, key in PATHS]
-    for key, value in (("recipe", job.recipe), ("reward.score", job.reward.score)):
-        if ".py:" in value and "://" not in value:
-            named.append((key, value.rpartition(":")[0]))
-    for key, path in named:
-        if path is not None and not any(Path(path).is_relative_to(root) for root in roots):
-            places = " or ".join(map(str, roots))
-            yield f"{key}: {path!r} lies outside of {places}, where the data of jobs is"
-
-
-def _not_a_jobs(table: Mapping[str, Any]) -> Iterator[str]:
-    """What only the server's defaults may say: where functions run and as whom, and which directories are stores."""
-    platform, exchange = table.get("platform"), table.get("exchange")
-    if isinstance(platform, dict) and platform.get("knative") is not None:
-        yield "platform.knative: is set by the server's defaults, not by a job that comes over HTTP"
-    url = exchange.get("url") if isinstance(exchange, dict) else None
-    if isinstance(url, str) and url.partition(":")[0].lower() not in REMOTE_EXCHANGES:
-        kinds = ", ".join(f"{kind}://" for kind in REMOTE_EXCHANGES)
-        yield f"exchange.url: {url!r} is no store that jobs of this server may name ({kinds}); leave it out for its own"

@@ -11,9 +11,8 @@ import httpx
 
 from orchestrator.api.client import check
 from orchestrator.base.errors import ConfigError, RunError
-from orchestrator.job.config import PATHS
+from orchestrator.job.config import CODE, PATHS
 
-CODE = (("", "recipe"), ("reward", "score"), ("algorithm", "advantage"), ("algorithm", "loss"))
 BLOCK = 1 << 20
 
 

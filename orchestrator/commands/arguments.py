@@ -20,4 +20,6 @@ def run_directory(parser: ArgumentParser) -> None:
 def server(parser: ArgumentParser) -> None:
     """`--url` and `--token-file`."""
     parser.add_argument("--url", default="http://127.0.0.1:8080", help="the server (default: http://127.0.0.1:8080)")
-    parser.add_argument("--token-file", type=Path, help="file that holds the token (default: $RLHF_TOKEN)")
+    parser.add_argument(
+        "--token-file", type=Path, help="file that holds the token (default: $RLHF_TOKEN, or runs/.token)"
+    )

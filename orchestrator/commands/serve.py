@@ -17,7 +17,9 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--data-root", type=Path, action="append", help="where jobs' data is (default: .); repeatable")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8080, help="port to listen on (default: 8080)")
-    parser.add_argument("--tokens", type=Path, help="file of lines `name read|write token`")
+    parser.add_argument(
+        "--tokens", type=Path, help="file of lines `name read|write token` (default: runs/.token, made here)"
+    )
     parser.add_argument("--defaults", type=Path, help="TOML (or *.json) that lies under every job")
     parser.add_argument("--max-running", type=int, default=1, help="jobs at a time, the others wait (default: 1)")
     parser.add_argument("--job-template", type=Path, help="Kubernetes Job manifest: run orchestrators as such Jobs")

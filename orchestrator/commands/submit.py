@@ -1,7 +1,7 @@
 """Sends a job to a server of `rlhf-orchestrate serve`.
 
-Paths in the job are the server's, or with --upload the files are sent along. The token comes from --token-file or
-$RLHF_TOKEN.
+Paths in the job are the server's, or with --upload the files are sent along. The token comes from --token-file,
+from $RLHF_TOKEN, or from runs/.token where a server of this machine keeps it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def submit(
     """
     table = read_table(path, overrides)
     headers = {"Content-Type": "application/toml", "Idempotency-Key": key or str(uuid.uuid4())}
-    with httpx.Client(base_url=url, headers=token_headers(token_file), timeout=30) as client:
+    with httpx.Client(base_url=url, headers=token_headers(token_file, url), timeout=30) as client:
         if upload:
             send_files(client, table, path.parent)
         job = post_job(client, tomli_w.dumps(table).encode(), headers)

@@ -32,7 +32,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def execute(given: Namespace) -> int:
-    with httpx.Client(base_url=given.url, headers=token_headers(given.token_file), timeout=10) as client:
+    with httpx.Client(base_url=given.url, headers=token_headers(given.token_file, given.url), timeout=10) as client:
         top(client, Console())
     return 0
 

@@ -269,7 +269,9 @@ class JobConfig(Section):
 
 PATHS = (("model", "path"), ("data", "train"), ("data", "validation"), ("critic", "path"), ("reference", "path"),
          ("reward", "model"))  # fmt: skip
-"""The keys of a job that are paths. `recipe` and `reward.score` may be `<file.py>:<function>` besides."""
+"""The keys of a job that are paths."""
+CODE = (("", "recipe"), ("reward", "score"), ("algorithm", "advantage"), ("algorithm", "loss"))
+"""The keys that may be `<file.py>:<name>`."""
 
 
 def apply_override(table: dict[str, Any], override: str) -> None:
@@ -295,12 +297,8 @@ def _resolve(table: dict[str, Any], base: Path) -> None:
         inner = table.get(section)
         if isinstance(inner, dict) and isinstance(inner.get(key), str):
             inner[key] = str((base / inner[key]).resolve())
-    own = (
-        (table, "recipe"),
-        (table.get("reward"), "score"),
-        *((table.get("algorithm"), k) for k in ("advantage", "loss")),
-    )
-    for holder, key in own:
+    for section, key in CODE:
+        holder = table.get(section) if section else table
         value = holder.get(key) if isinstance(holder, dict) else None
         if isinstance(value, str) and ".py:" in value and "://" not in value:
             file, _, name = value.rpartition(":")

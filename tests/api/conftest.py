@@ -39,18 +39,24 @@ class Served:
 
 
 @contextmanager
-def serving(runs: Path, root: Path, *words: str, max_running: int = 0, port: int | None = None) -> Iterator[Served]:
-    """A server until the block ends (unless it was killed before); the jobs that it started are not its children."""
+def serving(
+    runs: Path, root: Path, *words: str, max_running: int = 0, port: int | None = None, own_token: bool = False
+) -> Iterator[Served]:
+    """A server until the block ends (unless it was killed before); the jobs that it started are not its children.
+
+    It takes WRITE and READ, or (`own_token`) what it has made itself.
+    """
     tokens = runs.with_name("tokens")
     tokens.parent.mkdir(parents=True, exist_ok=True)
     tokens.write_text(f"# who may\nci write {WRITE}\ndashboard read {READ}\n")
+    words = words if own_token else (*words, "--tokens", str(tokens))
     port = port or free_port()
     log = runs.with_name(f"{runs.name}-{port}.log")
     with log.open("ab") as output:
         process = subprocess.Popen(
             [
                 sys.executable, "-m", "orchestrator.commands", "serve", "--runs", str(runs), "--data-root", str(root),
-                "--port", str(port), "--tokens", str(tokens), "--max-running", str(max_running), *words,
+                "--port", str(port), "--max-running", str(max_running), *words,
             ],
             env=ENV, stdout=output, stderr=output,
         )  # fmt: skip

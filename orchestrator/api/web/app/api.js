@@ -12,6 +12,11 @@ export class Problem extends Error {
   }
 }
 
+const given = /^#token=(.+)$/.exec(location.hash)?.[1]; // in the address that `serve` prints; taken out of it at once
+if (given) {
+  sessionStorage.setItem(KEY, decodeURIComponent(given));
+  history.replaceState(null, "", location.pathname + location.search);
+}
 export const token = () => sessionStorage.getItem(KEY) ?? "";
 export function setToken(text) {
   if (text) sessionStorage.setItem(KEY, text);

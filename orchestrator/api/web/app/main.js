@@ -48,7 +48,7 @@ function TokenDialog() {
   };
   return html`<${Dialog} title="This server wants a token" onClose=${() => (tokenWanted.value = null)}>
     <form onSubmit=${enter}>
-      <p>It stands in the server's token file: <code>name read|write token</code>. It is kept for this tab only.</p>
+      <p>It stands in the server's token file, <code>name read|write token</code>, or in the address that the server printed. It is kept for this tab only.</p>
       ${said && html`<p class="bad" role="alert">${said}</p>`}
       <label>Token <input type="password" autocomplete="off" value=${text} onInput=${(e) => setText(e.target.value)} autofocus /></label>
       <div class="buttons"><button type="submit" class="main" disabled=${!text.trim()}>Go on</button></div>
