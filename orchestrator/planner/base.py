@@ -113,8 +113,6 @@ class StepPlan:
     """Finished samples that a generate replica hands over at a time."""
     predicted_step_s: float | None = None
     predicted_cost_usd: float | None = None
-    predicted_lengths: Sequence[float] = ()
-    """By sample number; empty: no prediction."""
     stages: Sequence[Stage] = ()
     curve: Sequence[CurvePoint] = ()
     chosen: int | None = None

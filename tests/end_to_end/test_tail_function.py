@@ -22,7 +22,7 @@ from orchestrator.session import session
 from orchestrator.session.history import finished_steps
 from orchestrator.session.open_platform import open_platform
 from orchestrator.session.terminal_view import NoView
-from tests.support import wide_tail
+from tests.support import tail_function
 from tests.support.tiny_job import MARK, Background, Job, assert_same, command
 
 pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(600)]
@@ -68,7 +68,7 @@ def tail_has_begun(run: Path) -> bool:
 
 def in_this_process(
     job: Job, run: Path, monkeypatch: pytest.MonkeyPatch, *, kill: bool = False,
-    plans: Callable[[], Planner] = wide_tail.CutsAtOnce,
+    plans: Callable[[], Planner] = tail_function.CutsAtOnce,
 ) -> None:  # fmt: skip
     """The job to its end; `kill`: its first replica of generate-tail dies when it has handed over samples."""
     platforms: list[LocalPlatform] = []
@@ -140,7 +140,7 @@ def test_replicas_for_a_tail_that_does_not_come_go_with_generation(
     job: Job, uncut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    in_this_process(job, run, monkeypatch, plans=wide_tail.NeverCuts)
+    in_this_process(job, run, monkeypatch, plans=tail_function.NeverCuts)
     assert_same(run, uncut)
     functions = TraceFile(run / "trace.json").read().functions
     lives, training = functions[TAIL].lives, functions["train"].work
@@ -164,12 +164,12 @@ def test_the_tails_replica_dies_in_mid_tail(
 @pytest.mark.slow
 def test_the_orchestrator_dies_in_mid_tail(job: Job, uncut: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    orchestrator = Background("run", job.file, "--run-dir", run, *LONG, *WIDE, module="tests.support.wide_tail")
+    orchestrator = Background("run", job.file, "--run-dir", run, *LONG, *WIDE, module="tests.support.tail_function")
     orchestrator.wait_for(lambda: tail_has_begun(run))
     begun = sorted(path.name for path in (run / "calls").glob(f"s000001.{TAIL}.*"))
     assert not (run / "journal" / "000001.json").exists()
     orchestrator.kill()
-    again = Background("resume", run, module="tests.support.wide_tail")
+    again = Background("resume", run, module="tests.support.tail_function")
     again.wait_for(lambda: (run / "journal" / "000001.json").exists() or len(begun) != len(tail_calls(run)))
     assert tail_calls(run) in (begun, []), "the resumed step made other calls for the same tail"
     output, _ = again.process.communicate(timeout=200)

@@ -1,5 +1,5 @@
 """`rlhf-orchestrate` with a planner that cuts every step as soon as one sample is finished, and moves what is left to
-one replica of generate-tail:   python -m tests.support.wide_tail run job.toml ...
+one replica of generate-tail:   python -m tests.support.tail_function run job.toml ...
 """
 
 from __future__ import annotations
