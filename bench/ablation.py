@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.planner.policies import ADAPTIVE, Policy
-from orchestrator.planner.scaling import Goal, Unmet
+from orchestrator.planner.scaling import Goal, Objective, Unmet
 from orchestrator.simulation import platform, scenarios
 from orchestrator.simulation.baselines import RLHFLESS
 from orchestrator.simulation.functions import Generate, Model
@@ -61,6 +61,7 @@ class Switch:
     loads_ahead: bool = True
 
 
+OBJECTIVES: Sequence[Objective] = ("knee", "cost")
 SWITCHES = (
     Switch("nothing", {}),
     Switch("chosen shards: balanced alone", {"shards": "balanced"}),
@@ -91,28 +92,32 @@ def measured(scenario: Scenario, goal: Goal, switch: Switch) -> tuple[float, flo
     return float(np.mean(outcome.step_s)), outcome.total_gpu_s / len(outcome.step_s)
 
 
+def compare(scenario: Scenario, goal: Goal, result: Mapping[str, dict[str, Any]]) -> None:
+    """Of one case, into `result`: by switch, by case."""
+    case, whole = f"{scenario.name}, {goal.objective}", None
+    for switch in SWITCHES:
+        found = measured(scenario, goal, switch)
+        whole = whole or found
+        if found is None or whole is None:
+            cell, result[switch.name][case] = "unmet", None
+        elif switch is SWITCHES[0]:
+            cell, result[switch.name][case] = f"{found[0]:.1f} s, {found[1]:.0f} GPU-s", found
+        else:
+            change = [round(100 * (f / w - 1), 1) for f, w in zip(found, whole, strict=True)]
+            cell, result[switch.name][case] = f"{change[0]:+.1f} / {change[1]:+.1f}", change
+        print(f"{case:28} {switch.name:38} {cell}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8)
     steps, begin_s = parser.parse_args().steps, time.process_time()
     result: dict[str, dict[str, Any]] = {switch.name: {} for switch in SWITCHES}
-    for model, recipe, data in CASES:
-        scenario = replace(scenarios.rlhfless_testbed(model, recipe, data), steps=steps)
-        deadline_s = float(np.mean(simulate(scenario, RLHFLESS).step_s))
-        for goal in (Goal("knee"), Goal("cost", deadline_s=deadline_s)):
-            case = f"{scenario.name}, {goal.objective}"
-            whole = None
-            for switch in SWITCHES:
-                found = measured(scenario, goal, switch)
-                whole = whole or found
-                if found is None or whole is None:
-                    cell, result[switch.name][case] = "unmet", None
-                elif switch is SWITCHES[0]:
-                    cell, result[switch.name][case] = f"{found[0]:.1f} s, {found[1]:.0f} GPU-s", found
-                else:
-                    change = [round(100 * (f / w - 1), 1) for f, w in zip(found, whole, strict=True)]
-                    cell, result[switch.name][case] = f"{change[0]:+.1f} / {change[1]:+.1f}", change
-                print(f"{case:28} {switch.name:38} {cell}", flush=True)
+    for objective in OBJECTIVES:
+        for model, recipe, data in CASES:
+            scenario = replace(scenarios.rlhfless_testbed(model, recipe, data), steps=steps)
+            deadline_s = float(np.mean(simulate(scenario, RLHFLESS).step_s)) if objective == "cost" else None
+            compare(scenario, Goal(objective, deadline_s=deadline_s), result)
     cases = [*result[SWITCHES[0].name]]
     print("\n| without | " + " | ".join(cases) + " |\n|" + "---|" * (len(cases) + 1))
     for name, row in result.items():
