@@ -15,7 +15,7 @@ import numpy.typing as npt
 from orchestrator.planner.assignment import Filler, Workload, makespan_s, sweep, together
 from orchestrator.planner.assignment import shards as shards_of
 from orchestrator.planner.base import GENERATE, CurvePoint
-from orchestrator.planner.case import Case
+from orchestrator.planner.case import After, Case
 from orchestrator.planner.lengths import Prediction
 from orchestrator.planner.prefixes import Prefixes
 from orchestrator.planner.static import balance
@@ -71,7 +71,9 @@ def _runs(case: Case, filler: Filler, replicas: int) -> list[Dealing]:
     What follows generation: the train functions that are not streamed, and of all other work what the GPUs that
     generation leaves free do not get done beside it.
     """
-    costs, after, pool = case.costs, case.after, case.costs.pool_gpus
+    costs, pool, load = case.costs, case.costs.pool_gpus, filler.load
+    predicted = float((load.prompt_tokens + load.head_tokens + load.mean).sum()) * load.samples_per_prompt
+    after = After.of(case, predicted)
     gpus, price = costs.limits[GENERATE].gpus, costs.price[GENERATE]
     stream_gpu_s = after.stream_gpu_s + after.stream_shared_gpu_s + after.stream_call_gpu_s
     found: list[Dealing] = []
@@ -82,7 +84,7 @@ def _runs(case: Case, filler: Filler, replicas: int) -> list[Dealing]:
             late_s = max(0.0, after.follow_gpu_s + stream_gpu_s - free_gpu_s) / pool
         time_s = case.delay_s + span_s + max(after.last_s, after.stream_own_s) + late_s
         cost = price * paid_s + after.follow_cost + after.train_cost
-        found.append(Dealing(shards_of(filler.load, runs), CurvePoint(size, time_s, cost, gpus * paid_s)))
+        found.append(Dealing(shards_of(load, runs), CurvePoint(size, time_s, cost, gpus * paid_s)))
     return found
 
 
