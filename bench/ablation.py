@@ -14,14 +14,16 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from orchestrator.planner.policies import ADAPTIVE, Policy
 from orchestrator.planner.scaling import Goal, Objective, Unmet
-from orchestrator.simulation import platform, scenarios
+from orchestrator.simulation import scenarios
 from orchestrator.simulation.baselines import RLHFLESS
 from orchestrator.simulation.functions import Generate, Model
 from orchestrator.simulation.job import simulate
@@ -80,15 +82,14 @@ SWITCHES = (
 
 def measured(scenario: Scenario, goal: Goal, switch: Switch) -> tuple[float, float] | None:
     """Mean seconds and GPU-seconds of a step; None where no plan meets the goal."""
-    hinted = platform.hinted
-    if not switch.loads_ahead:
-        platform.hinted = lambda function, exchange: []  # type: ignore[assignment]
+    hints: AbstractContextManager[object] = nullcontext()
+    if not switch.loads_ahead:  # replicas find no hint of what to load
+        hints = patch("orchestrator.simulation.platform.hinted", return_value=[])
     try:
-        outcome = simulate(switch.scenario(scenario), replace(ADAPTIVE, **switch.policy), goal=goal)
+        with hints:
+            outcome = simulate(switch.scenario(scenario), replace(ADAPTIVE, **switch.policy), goal=goal)
     except Unmet:
         return None
-    finally:
-        platform.hinted = hinted
     return float(np.mean(outcome.step_s)), outcome.total_gpu_s / len(outcome.step_s)
 
 
