@@ -23,7 +23,7 @@ from orchestrator.planner.fusion import replica_counts
 from orchestrator.planner.prefixes import Prefixes
 from orchestrator.planner.scaling import Unmet
 from orchestrator.planner.tail import ShardState, Tail
-from orchestrator.recipes.settings import fed_functions
+from orchestrator.recipes.settings import streamed_functions
 from orchestrator.run.directory import RunDirectory
 from orchestrator.session.history import finished_steps, prompts_of
 from orchestrator.session.job_planner import adaptive_planner
@@ -65,8 +65,8 @@ def forecast(prepared: Prepared, run: RunDirectory | None = None) -> Forecast:
         raise RunError(NO_BASIS)
     draw = Draw(prepared.source, Cursor.start(job.seed), job.data.prompts_per_step)
     limits = function_limits(job, prepared.specs)
-    fed = fed_functions(prepared.settings, limits, deterministic=job.deterministic)
-    first, then = (StepRequest(n, prompts_of(draw.next()), job.rollout.n, cap, limits, fed) for n in (1, 2))
+    streamed = streamed_functions(prepared.settings, limits, deterministic=job.deterministic)
+    first, then = (StepRequest(n, prompts_of(draw.next()), job.rollout.n, cap, limits, streamed) for n in (1, 2))
     try:
         cold = planner.plan(first)
         before = copy.deepcopy(planner)

@@ -121,7 +121,7 @@ class AdaptivePlanner:
         costs, n = self._costs(request), request.samples_per_prompt
         prompt_tokens = np.array([len(p.tokens) for p in request.prompts], dtype=np.float64)
         load = Load(np.repeat(prompt_tokens, n), predicted.samples(n, request.step), n)
-        case = Case(costs, self.policy, self.goal, load, request.fed, self._paces())
+        case = Case(costs, self.policy, self.goal, load, request.streamed, self._paces())
         prefixes = Prefixes([p.tokens for p in request.prompts])
         every = dealings(case, predicted, prefixes, self._most(costs.limits[GENERATE]))
         dealt = [
@@ -218,10 +218,10 @@ class AdaptivePlanner:
             shards=chosen.shards,
             micro_batch=chosen.micro_batch,
             overlap=self.policy.fuse != "no",
-            feed_s={name: t.call_s for name, t in streams.items()},
-            feed_groups=groups,
+            stream_s={name: t.call_s for name, t in streams.items()},
+            stream_groups=groups,
             chunk=16 if self.policy.fuse == "no" else self._chunk(chosen),
-            feed_part=max(request.samples_per_prompt, -(-len(request.prompts) * request.samples_per_prompt // 128)),
+            stream_part=max(request.samples_per_prompt, -(-len(request.prompts) * request.samples_per_prompt // 128)),
             cut_below=chosen.tail.cut_below,
             migrate_to=chosen.tail.migrate_to,
             tail=chosen.tail.function,

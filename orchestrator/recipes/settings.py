@@ -51,7 +51,7 @@ def train_settings(job: JobConfig, recipe: Recipe) -> Json:
     return settings
 
 
-def fed_functions(settings: Mapping[str, Any], functions: Iterable[str], *, deterministic: bool) -> frozenset[str]:
+def streamed_functions(settings: Mapping[str, Any], functions: Iterable[str], *, deterministic: bool) -> frozenset[str]:
     """The train functions among them that may begin before all samples are there (a deterministic job has none)."""
     objective = {name: "policy" if name == "train" else "value" for name in functions if name.startswith("train")}
     if deterministic:

@@ -32,7 +32,7 @@ from orchestrator.job.prompts import Draw, PromptSet, PromptSource
 from orchestrator.job.roles import CRITICS
 from orchestrator.planner.base import FunctionLimits, Planner, Prompt, StepObservation, StepPlan, StepRequest
 from orchestrator.recipes.base import Recipe
-from orchestrator.recipes.settings import fed_functions, job_models, optimizer_settings, recipe_options
+from orchestrator.recipes.settings import job_models, optimizer_settings, recipe_options, streamed_functions
 from orchestrator.run import versions as model_versions
 from orchestrator.run.journal import Journal, Record
 from orchestrator.run.ledger import Cost
@@ -172,7 +172,7 @@ class Loop:
                 samples_per_prompt=self.job.rollout.n,
                 max_response_length=self.job.rollout.max_response_length,
                 functions=self.limits,
-                fed=fed_functions(self.settings, self.limits, deterministic=self.job.deterministic),
+                streamed=streamed_functions(self.settings, self.limits, deterministic=self.job.deterministic),
             )
         )
 

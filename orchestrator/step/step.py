@@ -3,7 +3,7 @@
     samples = step.generate()            a stream that grows while replicas generate
     scores = step.reward(samples)        starts on the first finished samples (sample-level fusion)
     reference = step.logprobs(samples)   beside it
-    step.train("actor", samples, scores, reference)     when all have ended, or fed with whole groups as they come
+    step.train("actor", samples, scores, reference)     when all have ended, or streamed: whole groups as they come
 
 Every operation starts at once in a task of its own and returns a stream; whoever needs its results follows it. All
 tasks are supervised: the first failure ends the step. Only references pass through here, never tensors; the one
@@ -322,9 +322,9 @@ class Step:
             dropped = {"dropped": _dropped(rollouts, columns, only)}
             return self._call(function, "train", inputs, {"policy": self.versions[model]}, params | dropped)
 
-        fed = function in self.plan.feed_s and only is None and len(rollouts) == 1
+        streamed = function in self.plan.stream_s and only is None and len(rollouts) == 1
         async with self.fleet.stage(function, max(1, self.plan.replicas[function])) as stage:
-            if fed:
+            if streamed:
                 stream = not self.deterministic and TrainParams.from_json(params).streams
                 done = await self._fed(stage, model, params, rollouts[0], columns, whole, stream)
             else:
@@ -347,7 +347,7 @@ class Step:
         """
         prefix = f"calls/s{self.number:06d}.{stage.function}.{model}.e{self.epoch}.feed/"
         feeder = Feeder(
-            self.store, prefix, samples, columns, part=self.plan.feed_part, lifetime_s=self.lifetime_s
+            self.store, prefix, samples, columns, part=self.plan.stream_part, lifetime_s=self.lifetime_s
         )  # fmt: skip
 
         async def identity() -> str:
@@ -355,8 +355,8 @@ class Step:
 
         async with asyncio.TaskGroup() as tasks:
             feeding = tasks.create_task(feeder.run(identity))
-            groups = None if self.deterministic else self.plan.feed_groups.get(stage.function)
-            planned_s = self.plan.feed_s[stage.function]
+            groups = None if self.deterministic else self.plan.stream_groups.get(stage.function)
+            planned_s = self.plan.stream_s[stage.function]
             due = [tasks.create_task(self._due(planned_s, groups is not None))]
             due += [tasks.create_task(feeder.reached(groups))] if groups is not None else []
             await asyncio.wait([feeding, *due], return_when=asyncio.FIRST_COMPLETED)
