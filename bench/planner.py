@@ -1,6 +1,6 @@
 """How long the planner thinks: medians over steps of plan() and observe(), at 512 and 16,384 samples and 8 functions.
 
-plain: every function with replicas of its own. job: train functions are fed, and the tail may go on with more GPUs a
+plain: every function with replicas of its own. job: training is streamed, and the tail may go on with more GPUs a
 replica, which is all that a job can ask for. pool: functions share GPUs and gangs are of any size (simulations only).
 
 python bench/planner.py [--steps 15]

@@ -72,7 +72,7 @@ def compare(scenario: Scenario, runs: Sequence[Run] = RUNS) -> list[dict[str, An
         outcome = simulate(scenario, POLICIES[name], goal=goal)
         rows.append(row(scenario, label, outcome, rows) | {"cpu_s": round(time.process_time() - begin, 1)})
         print(
-            f"{scenario.name:24} {label:12} {rows[-1]['step_s']:8.1f} {rows[-1]['speed']:6.2f} "
+            f"{scenario.name:24} {label:15} {rows[-1]['step_s']:8.1f} {rows[-1]['speed']:6.2f} "
             f"{rows[-1]['gpu_s']:8.0f} {rows[-1]['gpu_s_change_pct']:+7.1f} {rows[-1]['error_pct']:7.1f}",
             flush=True,
         )
@@ -97,7 +97,7 @@ def row(scenario: Scenario, label: str, outcome: Outcome | Rounds, rows: Sequenc
 
 
 def head() -> None:
-    print(f"{'case':24} {'policy':12} {'step s':>8} {'speed':>6} {'GPU-s':>8} {'%':>7} {'error %':>7}")
+    print(f"{'case':24} {'policy':15} {'step s':>8} {'speed':>6} {'GPU-s':>8} {'%':>7} {'error %':>7}")
 
 
 def testbed() -> list[dict[str, Any]]:
@@ -207,7 +207,7 @@ def rounds() -> list[dict[str, Any]]:
             found = compare(scenario, [RUNS[0], *RUNS[3:5]])
             rows += [*found, row(scenario, NAME, tail_batching(scenario), found)]
             step_s, speed, gpu_s = (rows[-1][column] for column in ("step_s", "speed", "gpu_s"))
-            print(f"{scenario.name:24} {NAME:12} {step_s:8.1f} {speed:6.2f} {gpu_s:8.0f}", flush=True)
+            print(f"{scenario.name:24} {NAME:15} {step_s:8.1f} {speed:6.2f} {gpu_s:8.0f}", flush=True)
     return rows
 
 
@@ -313,7 +313,7 @@ def loop_fusion() -> list[dict[str, Any]]:
     ]
     for label, setting in settings:
         rows.append(row(scenario, label, simulate(scenario, setting), rows))
-        print(f"{scenario.name:24} {label:12} {rows[-1]['step_s']:8.2f} {rows[-1]['speed']:6.3f}", flush=True)
+        print(f"{scenario.name:24} {label:15} {rows[-1]['step_s']:8.2f} {rows[-1]['speed']:6.3f}", flush=True)
     return rows
 
 

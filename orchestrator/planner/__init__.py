@@ -2,11 +2,14 @@
 
     static.py     replicas as configured
     adaptive.py   learns (lengths.py, learned.py: latency.py), then
-        assignment.py, prefixes.py    which samples together: for each number of replicas a way to deal them
-        rollout.py, tail.py, cuts.py  when each sample is finished, and what a cut of the tail makes of it
-        generation.py, fusion.py, beside.py, training.py, ranks.py, room.py, keepalive.py
-                                      what follows, stage after stage, for all ways at once
-        outline.py, scaling.py        the whole step, its time and cost; which one the goal likes best
+        dealings.py, assignment.py, prefixes.py
+                                       which samples together, for each number of replicas
+        rollout.py, tail.py, cuts.py   when each sample is finished, and what a cut of the tail makes of it
+        generation.py, then            all of these ways at once:
+            beside.py, fusion.py       reward, reference and critic
+            ranks.py, training.py      train functions
+            room.py, keepalive.py      what finds room in a shared pool; what stays or is started ahead
+        outline.py, scaling.py         whole steps, their time and cost; which one the goal likes best
 
 An example (tests/planner/test_example.py). Two prompts with two samples each; of either prompt one sample has had 30
 tokens and one 90. A decode step takes 1 s, a replica has 2 slots, and there may be 2 replicas at 1 $ a second.

@@ -13,13 +13,10 @@ import math
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.planner.assignment import Filler, Workload, makespan_s, sweep, together
-from orchestrator.planner.assignment import shards as shards_of
 from orchestrator.planner.base import (
     GENERATE,
     TAIL,
@@ -33,15 +30,15 @@ from orchestrator.planner.base import (
 from orchestrator.planner.case import Case, Load
 from orchestrator.planner.costs import Costs
 from orchestrator.planner.cuts import Dealt
+from orchestrator.planner.dealings import dealings, promising, states
 from orchestrator.planner.keepalive import prewarm_at_s
-from orchestrator.planner.latency import GenerateCost
 from orchestrator.planner.learned import LearnedCosts, Priors
-from orchestrator.planner.lengths import LengthModel, Prediction
+from orchestrator.planner.lengths import LengthModel
 from orchestrator.planner.outline import RIVALS, Outline, Outliner
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.prefixes import Prefixes
 from orchestrator.planner.scaling import Goal, Unmet, choose
-from orchestrator.planner.static import StaticPlanner, balance, check
+from orchestrator.planner.static import StaticPlanner, check
 from orchestrator.planner.tail import ShardState, Tail
 from orchestrator.planner.training import PACES
 
@@ -53,9 +50,6 @@ SLOW = 0.85
 HAND_OVER_S = 0.005
 """What a replica needs to hand samples over, however many: encode, write, tell. Measured on the local platform:
 4 ms of CPU in all processes together (2 CPU cores, 2026-11-21)."""
-
-Candidate = tuple[list[list[int]], CurvePoint | None]
-"""Shards, and a first estimate of what they lead to."""
 
 
 class AdaptivePlanner:
@@ -124,37 +118,17 @@ class AdaptivePlanner:
         if generate is None:
             plan = self._static.plan(request)
             return replace(plan, overlap=self.policy.fuse != "no")
-        costs = self._costs(request)
-        n = request.samples_per_prompt
-        limits = costs.limits[GENERATE]
+        costs, n = self._costs(request), request.samples_per_prompt
         prompt_tokens = np.array([len(p.tokens) for p in request.prompts], dtype=np.float64)
+        load = Load(np.repeat(prompt_tokens, n), predicted.samples(n, request.step), n)
+        case = Case(costs, self.policy, self.goal, load, request.streamed, self._paces())
         prefixes = Prefixes([p.tokens for p in request.prompts])
-        replicas = self._most(limits)
-        load = self._workload(prompt_tokens, predicted, n, prefixes.head, replicas)
-        filler = Filler(load, costs.generate, limits.max_batch, limits.kv_tokens)
-        drawn = predicted.samples(n, request.step)
-        whole = Load(np.repeat(prompt_tokens, n), drawn, n)
-        case = Case(costs, self.policy, self.goal, whole, request.fed, self._paces())
-        candidates: list[Candidate] = []
-        if self.policy.shards != "balanced":
-            candidates = self._runs(filler, replicas, case)
-        if self.policy.shards != "similar":
-            eighths = (8, 4, 3, 2) if self.policy.stream and request.fed else (8,)
-            families = prefixes.families() if self.policy.shards == "chosen" else np.zeros(0, np.int64)
-            for count in dict.fromkeys(max(1, replicas * k // 8) for k in eighths):
-                ways = [balance(predicted.mean.tolist(), count)]
-                if 1 < len(np.unique(families)) < len(families) and count > 1:
-                    ways.append(together(predicted.mean, families, count))
-                for way in ways:
-                    candidates.append(([[row * n + i for row in shard for i in range(n)] for shard in way], None))
-        usd = 1.0 if any(f.usd_per_hour > 0 for f in request.functions.values()) else 0.0
+        every = dealings(case, predicted, prefixes, self._most(costs.limits[GENERATE]))
         dealt = [
-            Dealt(
-                shards,
-                self._tail(_states(shards, prompt_tokens, drawn, n, prefixes, costs.generate, limits.max_batch), costs),
-            )
-            for shards, _ in self._promising(candidates)
+            Dealt(dealing.shards, self._tail(states(case, dealing.shards, prefixes), costs))
+            for dealing in promising(case, every, self.detailed)
         ]
+        usd = 1.0 if any(f.usd_per_hour > 0 for f in request.functions.values()) else 0.0
         rivals = RIVALS if self.policy.replicas == "goal" and self.detailed is not None else math.inf
         points = [
             (CurvePoint(len(found.shards), found.steady_s, usd * found.cost, found.gpu_s), found)
@@ -166,9 +140,9 @@ class AdaptivePlanner:
             p.replicas: p for p, _ in sorted(points, key=lambda p: self.goal.rank(p[1].steady_s, p[1].cost))[::-1]
         }
         worked[point.replicas] = point
-        rough = [p for _, p in candidates if p is not None and p.replicas not in worked]
+        rough = [p for d in every if (p := d.estimate) is not None and p.replicas not in worked]
         curve = [replace(p, cost_usd=usd * p.cost_usd) for p in rough] + [*worked.values()]
-        return self._to_plan(request, predicted, point, chosen, curve, costs)
+        return self._to_plan(request, point, chosen, curve, costs)
 
     def _tail(self, states: Sequence[ShardState], costs: Costs) -> Tail:
         limits, function = costs.limits[GENERATE], costs.tail_function if self.policy.tail_function else None
@@ -179,45 +153,6 @@ class AdaptivePlanner:
         if len(self._pace) < PACES_KEPT // 2:
             return PACES
         return [float(q) for q in np.quantile(np.array(self._pace), (0.15, 0.5, SLOW))]
-
-    def _workload(self, prompt_tokens: Array, predicted: Prediction, n: int, head: int, replicas: int) -> Workload:
-        """A shard's longest sample is taken to be the largest of as many draws as there are samples to a replica."""
-        together = max(1.0, len(prompt_tokens) * n / replicas)
-        longest = predicted.at_quantile(1.0 - 1.0 / (together + 1.0))
-        return Workload.of(prompt_tokens, predicted.mean, longest, n, head)
-
-    def _runs(self, filler: Filler, replicas: int, case: Case) -> list[Candidate]:
-        """Runs of similar length for each N, and a first estimate of the step's time and cost with them.
-
-        What follows generation: the train functions that are not streamed, and of all other work what the GPUs that
-        generation leaves free do not get done beside it.
-        """
-        costs, after = case.costs, case.after
-        gpus, price = costs.limits[GENERATE].gpus, costs.price[GENERATE]
-        stream_gpu_s = after.stream_gpu_s + after.stream_shared_gpu_s + after.stream_call_gpu_s
-        found: list[Candidate] = []
-        for size, runs in sweep(filler, replicas).items():
-            paid_s, span_s, late_s = sum(run.work_s for run in runs) + size * case.delay_s, makespan_s(runs), 0.0
-            if case.streamed and self.pool_gpus is not None:
-                free_gpu_s = 0.8 * (self.pool_gpus * span_s - gpus * paid_s)  # the first groups take a while
-                late_s = max(0.0, after.follow_gpu_s + stream_gpu_s - free_gpu_s) / self.pool_gpus
-            time_s = case.delay_s + span_s + max(after.last_s, after.stream_own_s) + late_s
-            cost = price * paid_s + after.follow_cost + after.train_cost
-            found.append((shards_of(filler.load, runs), CurvePoint(size, time_s, cost, gpus * paid_s)))
-        return found
-
-    def _promising(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates that are worked out in full: those whose first estimate is best, and the balanced one."""
-        rough = [(shards, p) for shards, p in candidates if p is not None]
-        if self.policy.replicas == "weighted":
-            return [*rough]
-
-        def order(candidate: tuple[list[list[int]], CurvePoint]) -> tuple[bool, tuple[float, float]]:
-            p = candidate[1]
-            late = self.goal.deadline_s is not None and p.time_s > self.goal.deadline_s
-            return late, (p.time_s, p.cost_usd) if late else self.goal.rank(p.time_s, p.cost_usd)
-
-        return [*sorted(rough, key=order)[: self.detailed], *(c for c in candidates if c[1] is None)]
 
     def _choose(self, points: Sequence[tuple[CurvePoint, Outline]]) -> tuple[CurvePoint, Outline]:
         curve = [p for p, _ in points]
@@ -250,8 +185,7 @@ class AdaptivePlanner:
         return replace(self.goal, deadline_s=self.goal.deadline_s / max(1.0, late))
 
     def _to_plan(
-        self, request: StepRequest, predicted: Prediction, point: CurvePoint, chosen: Outline,
-        curve: Sequence[CurvePoint], costs: Costs,
+        self, request: StepRequest, point: CurvePoint, chosen: Outline, curve: Sequence[CurvePoint], costs: Costs
     ) -> StepPlan:  # fmt: skip
         replicas = {
             name: len(chosen.shards) if name == GENERATE
@@ -284,10 +218,10 @@ class AdaptivePlanner:
             shards=chosen.shards,
             micro_batch=chosen.micro_batch,
             overlap=self.policy.fuse != "no",
-            feed_s={name: t.call_s for name, t in streams.items()},
-            feed_groups=groups,
+            stream_s={name: t.call_s for name, t in streams.items()},
+            stream_groups=groups,
             chunk=16 if self.policy.fuse == "no" else self._chunk(chosen),
-            feed_part=max(request.samples_per_prompt, -(-len(request.prompts) * request.samples_per_prompt // 128)),
+            stream_part=max(request.samples_per_prompt, -(-len(request.prompts) * request.samples_per_prompt // 128)),
             cut_below=chosen.tail.cut_below,
             migrate_to=chosen.tail.migrate_to,
             tail=chosen.tail.function,
@@ -297,7 +231,6 @@ class AdaptivePlanner:
             generated_s=last_s,
             predicted_step_s=chosen.time_s,
             predicted_cost_usd=point.cost_usd,
-            predicted_lengths=np.repeat(predicted.mean, request.samples_per_prompt).tolist(),
             stages=chosen.stages,
             curve=sorted(curve, key=lambda p: (p.replicas, p.time_s)),
             chosen=len(chosen.shards),
@@ -356,20 +289,3 @@ class AdaptivePlanner:
 
 def _ratio(a: float, b: float) -> float:
     return a / b if b else 1.0
-
-
-def _states(
-    shards: Sequence[Sequence[int]], prompt_tokens: Array, drawn: Array, n: int, prefixes: Prefixes,
-    cost: GenerateCost, max_batch: int,
-) -> list[ShardState]:  # fmt: skip
-    """What the drawn lengths make of each shard; every distinct prefix of its prompts is computed once."""
-    sizes = np.array([len(shard) for shard in shards])
-    numbers = np.fromiter(chain.from_iterable(shards), np.int64, int(sizes.sum()))
-    prefill = prefixes.tokens_of(numbers // n, np.repeat(np.arange(len(shards)), sizes), len(shards)).tolist()
-    each = np.split(numbers, np.cumsum(sizes)[:-1])
-    prompts, lengths = [prompt_tokens[shard // n] for shard in each], [drawn[shard] for shard in each]
-    if int(sizes.max()) <= max_batch:
-        return ShardState.together(prompts, lengths, cost, max_batch, prefill, each)
-    return [
-        ShardState.of(prompts[k], lengths[k], cost, max_batch, prefill[k], shard) for k, shard in enumerate(each)
-    ]  # fmt: skip

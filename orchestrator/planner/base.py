@@ -49,7 +49,7 @@ class StepRequest:
     max_response_length: int
     functions: Mapping[str, FunctionLimits]
     """By function name, in the order in which the step first uses them. With TAIL a tail may move to it."""
-    fed: frozenset[str] = frozenset()
+    streamed: frozenset[str] = frozenset()
     """Train functions whose gradient may begin before all samples are there (TrainParams.streams)."""
 
 
@@ -102,19 +102,17 @@ class StepPlan:
     """When the last sample is expected. Times above that are before it come early if it does, others move with it
     (orchestrator/step/plan_clock.py)."""
     overlap: bool = True
-    feed_s: Mapping[str, float] = field(default_factory=dict)
+    stream_s: Mapping[str, float] = field(default_factory=dict)
     """Train functions that start before all samples are there, and how many seconds after the step's start: they load,
-    and are fed prompt groups, `feed_part` samples at least at a time."""
-    feed_groups: Mapping[str, int] = field(default_factory=dict)
+    and take prompt groups as they are whole, `stream_part` samples at least at a time."""
+    stream_groups: Mapping[str, int] = field(default_factory=dict)
     """Of these, when the call is made instead: as soon as so many groups are whole, which is how far the step is
     expected to be when the function has to be started (none of `prewarm_s`)."""
-    feed_part: int = 1
+    stream_part: int = 1
     chunk: int = 16
     """Finished samples that a generate replica hands over at a time."""
     predicted_step_s: float | None = None
     predicted_cost_usd: float | None = None
-    predicted_lengths: Sequence[float] = ()
-    """By sample number; empty: no prediction."""
     stages: Sequence[Stage] = ()
     curve: Sequence[CurvePoint] = ()
     chosen: int | None = None

@@ -71,7 +71,7 @@ class Case:
 
     @cached_property
     def after(self) -> After:
-        return After.of(self)
+        return After.of(self, float(self.load.tokens.sum()))
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,10 @@ class After:
     """The longest call, without its samples."""
 
     @classmethod
-    def of(cls, case: Case) -> After:
+    def of(cls, case: Case, tokens: float) -> After:
+        """`tokens`: of all samples, prompts included; drawn or predicted."""
         costs, limits, price = case.costs, case.costs.limits, case.costs.price
-        samples, tokens = len(case.load.tokens), float(case.load.tokens.sum())
+        samples = len(case.load.tokens)
         most = {name: limits[name].max_replicas for name in costs.trainers}
         whole_s = {name: cost.ranked_s(samples, tokens, most[name]) for name, cost in costs.trainers.items()}
         after = [seconds for name, seconds in whole_s.items() if name not in case.streamed]

@@ -72,7 +72,6 @@ class StaticPlanner:
             shards=[[row * n + index for row in shard for index in range(n)] for shard in shards],
             micro_batch=max(MICRO_BATCH, -(-len(request.prompts) * n // CALLS)),
             keep=frozenset(request.functions) - {TAIL} if self.keep_warm else frozenset(),
-            predicted_lengths=[load for load in loads for _ in range(n)] if known else (),
         )
 
     def observe(self, observation: StepObservation) -> dict[str, float]:

@@ -66,7 +66,7 @@ def _optimizer(job: JobConfig, config: OptimConfig) -> Json:
     return settings | {"total_steps": job.steps * job.train.epochs * job.train.mini_batches}
 
 
-def fed_functions(
+def streamed_functions(
     settings: Mapping[str, TrainParams], functions: Iterable[str], *, deterministic: bool
 ) -> frozenset[str]:
     """The train functions among them that may begin before all samples are there (a deterministic job has none)."""

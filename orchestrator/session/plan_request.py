@@ -8,7 +8,7 @@ from functions.call.train_params import TrainParams
 from orchestrator.job.config import JobConfig
 from orchestrator.job.prompts import PromptSet
 from orchestrator.planner.base import FunctionLimits, Prompt, StepRequest
-from orchestrator.recipes.settings import fed_functions
+from orchestrator.recipes.settings import streamed_functions
 
 
 def plan_request(
@@ -22,7 +22,7 @@ def plan_request(
         samples_per_prompt=job.rollout.n,
         max_response_length=job.rollout.max_response_length,
         functions=limits,
-        fed=fed_functions(settings, limits, deterministic=job.deterministic),
+        streamed=streamed_functions(settings, limits, deterministic=job.deterministic),
     )
 
 

@@ -1,4 +1,4 @@
-"""The train function in simulations: a gang of ranks, fed or with all samples at once, in virtual time.
+"""The train function in simulations: a gang of ranks, streamed or with all samples at once, in virtual time.
 
 Rank 0 does what the gang does, in the gang's time; the others are there, and end with it. N ranks share the samples
 evenly, but none does less than one sample: a batch takes max(sum of its work / N, its longest sample's).

@@ -43,7 +43,7 @@ class Training:
     async def run(self) -> Json:
         """What the call says of itself; the version that it has published is in the report."""
         context, report = self.context, self.context.report
-        streamed = self.function in context.plan.feed_s and self.only is None and len(self.rollouts) == 1
+        streamed = self.function in context.plan.stream_s and self.only is None and len(self.rollouts) == 1
         async with context.fleet.stage(self.function, context.replicas(self.function)) as stage:
             done = await (self._streamed(stage) if streamed else _answer(stage, await self._whole()))
             context.account(f"update_{self.model}", stage)
@@ -83,7 +83,7 @@ class Training:
         prefix = f"calls/s{context.number:06d}.{self.function}.{self.model}.e{context.execution.epoch}.feed/"
         streamer = Streamer(
             context.store, prefix, self.rollouts[0], self.columns,
-            part=plan.feed_part, lifetime_s=context.job.exchange.lifetime_s,
+            part=plan.stream_part, lifetime_s=context.job.exchange.lifetime_s,
         )  # fmt: skip
 
         async def identity() -> str:
@@ -91,7 +91,7 @@ class Training:
 
         async with asyncio.TaskGroup() as tasks:
             streaming = tasks.create_task(streamer.run(identity))
-            groups = None if deterministic else plan.feed_groups.get(self.function)
+            groups = None if deterministic else plan.stream_groups.get(self.function)
             due = [tasks.create_task(self._due(scaled=groups is not None))]
             due += [tasks.create_task(streamer.whole(groups))] if groups is not None else []
             await asyncio.wait([streaming, *due], return_when=asyncio.FIRST_COMPLETED)
@@ -103,7 +103,7 @@ class Training:
     async def _due(self, *, scaled: bool) -> None:
         """Returns at the planned time; `scaled`: not before generation has, or waits in front of all others for, the
         room that it needs."""
-        await self.context.clock.reach(self.context.plan.feed_s[self.function])
+        await self.context.clock.reach(self.context.plan.stream_s[self.function])
         if scaled:
             await self.context.clock.scaled.wait()
 

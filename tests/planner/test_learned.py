@@ -78,7 +78,7 @@ def test_a_static_planner_recalls_lengths() -> None:
 
     planner, asked = StaticPlanner(), request()
     planner.recall(PastStep(1, asked.prompts, [[10 * (i + 1)] * 4 for i in range(12)], [], frozenset(), 1.0), 512)
-    assert planner.plan(asked).predicted_lengths[-1] == 120.0
+    assert planner.last_length[asked.prompts[-1].prompt_id] == 120.0
 
 
 def test_gangs_of_different_sizes_tell_what_their_ranks_share() -> None:

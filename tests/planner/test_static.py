@@ -52,7 +52,7 @@ def test_lengths_seen_balance_the_next_plan() -> None:
     plan = planner.plan(request(prompts=4, n=1, replicas=2))
     assert [sorted(s) for s in plan.shards] == [[0], [1, 2, 3]]
     assert plan.keep == {"generate", "reward"}
-    assert list(plan.predicted_lengths) == [900, 15, 10, 15]
+    assert planner.last_length == {100: 900, 101: 15, 102: 10, 103: 15}
 
 
 def test_more_replicas_than_prompts_asks_for_no_idle_ones() -> None:

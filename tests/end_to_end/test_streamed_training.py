@@ -1,4 +1,4 @@
-"""A job whose train calls are fed while generation goes on: every sample trains once, whatever is killed; a
+"""A job whose training is streamed while generation goes on: every sample trains once, whatever is killed; a
 deterministic one commits what it commits without."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(600)
 ADAPTIVE = ["planner.policy=adaptive", "planner.objective=speed", "functions.generate.replicas=1"]
 
 
-def test_a_fed_job_with_kills_trains_every_sample_once(job: Job, tmp_path: Path) -> None:
+def test_a_streamed_job_with_kills_trains_every_sample_once(job: Job, tmp_path: Path) -> None:
     dice, run = random.Random(3), tmp_path / "run"
     words: list[object] = ["run", job.file, "--run-dir", run, "deterministic=false", *ADAPTIVE]
     for step in (1, 2):

@@ -18,7 +18,7 @@ from orchestrator.run.directory import RunDirectory
 from orchestrator.session.history import finished_steps
 from orchestrator.session.session import Run, execute, prepare
 from orchestrator.session.view import NoView
-from tests.support import wide_tail
+from tests.support import tail_function
 from tests.support.processes import who_logs_to
 from tests.support.tiny_job import MARK, Background, Job, assert_same, command
 from tests.support.waiting import eventually
@@ -90,7 +90,7 @@ def test_a_tail_on_its_own_function_is_the_same_job(
     job: Job, uncut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    in_this_process(job, run, monkeypatch, wide_tail.CutsAtOnce())
+    in_this_process(job, run, monkeypatch, tail_function.CutsAtOnce())
     assert_same(run, uncut)
     migrated = [line["rollout/migrated"] for line in steps(run)]
     assert len(migrated) == 2
@@ -127,7 +127,7 @@ def test_replicas_for_a_tail_that_does_not_come_go_with_generation(
     job: Job, uncut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    in_this_process(job, run, monkeypatch, wide_tail.NeverCuts())
+    in_this_process(job, run, monkeypatch, tail_function.NeverCuts())
     assert_same(run, uncut)
     functions = TraceFile(run / "trace.json").read().functions
     lives, training = functions[TAIL].lives, functions["train"].work
@@ -141,7 +141,7 @@ def test_the_tails_replica_dies_in_mid_tail(
     job: Job, uncut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    in_this_process(job, run, monkeypatch, wide_tail.CutsAtOnce(), kill=True)
+    in_this_process(job, run, monkeypatch, tail_function.CutsAtOnce(), kill=True)
     assert_same(run, uncut)
     assert moved(run) > 0
     assert list((run / "caches").glob("**/g*")) == []
@@ -151,12 +151,12 @@ def test_the_tails_replica_dies_in_mid_tail(
 @pytest.mark.slow
 def test_the_orchestrator_dies_in_mid_tail(job: Job, uncut: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    orchestrator = Background("run", run, job.file, *LONG, *WIDE, module="tests.support.wide_tail")
+    orchestrator = Background("run", run, job.file, *LONG, *WIDE, module="tests.support.tail_function")
     orchestrator.wait_for(lambda: tail_has_begun(run))
     begun = sorted(path.name for path in (run / "calls").glob(f"s000001.{TAIL}.*"))
     assert not (run / "journal" / "000001.json").exists()
     orchestrator.kill()
-    again = Background("resume", run, module="tests.support.wide_tail")
+    again = Background("resume", run, module="tests.support.tail_function")
     again.wait_for(lambda: (run / "journal" / "000001.json").exists() or len(begun) != len(tail_calls(run)))
     assert tail_calls(run) in (begun, []), "the resumed step made other calls for the same tail"
     output, _ = again.process.communicate(timeout=500)

@@ -1,6 +1,6 @@
 """`rlhf-orchestrate` with a planner that cuts every step as soon as one sample is finished, and moves what is left to
-one replica of generate-tail:   python -m tests.support.wide_tail run RUN-DIR job.toml key.path=value ...
-                                python -m tests.support.wide_tail resume RUN-DIR
+one replica of generate-tail:   python -m tests.support.tail_function run RUN-DIR job.toml key.path=value ...
+                                python -m tests.support.tail_function resume RUN-DIR
 """
 
 from __future__ import annotations
