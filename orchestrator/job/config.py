@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from functions.base.names import Engine
 from functions.base.suggest import did_you_mean
 from functions.call.train_params import LoraParams, OptimizerParams, Schedule, TrainParams
 from orchestrator.base.errors import ConfigError
@@ -60,7 +61,7 @@ class RolloutConfig(Section):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
     max_response_length: int = Field(512, ge=1)
-    engine: Literal["auto", "torch", "transformers", "vllm"] = "auto"
+    engine: Engine = "auto"
     vllm: Mapping[str, Any] = {}
     """Settings of the vLLM engine (docs/vllm.md), for example `kv_cache_mb`."""
     slots: int = Field(64, ge=1)

@@ -7,7 +7,6 @@ call's end is seen, and goes on counting over `resume`. Constant label: `job_id`
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from functions.server.prometheus import Metric, Values
 from orchestrator.base.errors import RunError
 from orchestrator.planner.base import CallObservation
 from orchestrator.run.ledger import Books, total
+from orchestrator.telemetry.json_file import rewrite
 
 FILE = "prometheus.json"
 MISMATCH_METRIC = "rollout_corr/abs_diff_mean"
@@ -100,7 +100,7 @@ class JobMetrics:
                 values.set(VALIDATION, value, name)
 
     def write(self, books: Books) -> None:
-        """Raises RunError where it cannot be written. No fsync: what a crash of the machine loses is counted anew."""
+        """Raises RunError where it cannot be written."""
         values = self.values
         for function, cost in books.functions.items():
             for metric, value in (
@@ -109,12 +109,7 @@ class JobMetrics:
             ):  # fmt: skip
                 values.set(metric, value, function)
         values.set(RESERVED_COST, total(books.serverful).usd)
-        temporary = self._path.with_name(f".{FILE}.new")
-        try:
-            temporary.write_bytes(json.dumps(values.to_json(), allow_nan=False).encode() + b"\n")
-            os.replace(temporary, self._path)
-        except OSError as error:
-            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
+        rewrite(self._path, values.to_json())
 
 
 def read_values(path: Path) -> Values | None:

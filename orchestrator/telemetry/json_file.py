@@ -1,0 +1,20 @@
+"""A small JSON file that others read while a run rewrites it: they see the old or the new one, never half of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from functions.base.wire import Json
+from orchestrator.base.errors import RunError
+
+
+def rewrite(path: Path, value: Json) -> None:
+    """Raises RunError where it cannot be written. No fsync: after a crash of the machine it is written anew."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        temporary.write_bytes(json.dumps(value, allow_nan=False).encode() + b"\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
