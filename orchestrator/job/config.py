@@ -245,7 +245,7 @@ class JobConfig(Section):
                 raise ValueError(f"functions.{name}: no such function{hint}")
         if "gpus" in self.rollout.vllm:
             raise ValueError("rollout.vllm.gpus: set functions.generate.gpus, the GPUs of one replica")
-        for name in ("generate", TAIL):
+        for name in (role.name for role in BY_NAME.values() if role.kind == "generate"):
             if self.rollout.engine in ("torch", "transformers") and self.function(name).gpus > 1:
                 got = f'got {self.function(name).gpus}, rollout.engine = "{self.rollout.engine}" uses one'
                 raise ValueError(f'functions.{name}.gpus: {got} ("vllm" splits a model)')
