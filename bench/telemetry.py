@@ -136,7 +136,7 @@ def replica_call_s() -> float:
 
     about = About({"job": "j", "function": "generate", "replica": "generate-0"})
     log = logging.getLogger("bench")
-    log.propagate, log.handlers = False, [LineHandler(io.StringIO(), about, as_json=True)]
+    log.propagate, log.handlers = False, [LineHandler(io.StringIO(), about)]
     log.setLevel(logging.INFO)
     metrics = ReplicaMetrics(Settings("generate", "e", "j", "generate-0"))
     trace = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}

@@ -35,10 +35,11 @@ from functions.base.wire import Ref, Version
 from functions.exchange.base import Exchange
 from functions.exchange.directory import DirectoryExchange
 from functions.models.pretrained import checkpoint_tensors
-from functions.weights.blobs import Blob
+from functions.weights.base import put_files
+from functions.weights.blobs import Blob, publish_blobs
 from functions.weights.delta import difference, encode_gaps
 from functions.weights.local_copy import LocalCopy
-from functions.weights.store import blobs, publish
+from functions.weights.store import blobs
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14,
@@ -106,15 +107,16 @@ def flipped(old: Mapping[str, Blob], density: float, rng: np.random.Generator) -
 def measure(density: float, old: Mapping[str, Blob], config: bytes, folder: Path, load: bool) -> Row:
     exchange, rng = Counted(folder / "exchange"), np.random.default_rng(0)
     base, version = Version("policy", 0), Version("policy", 1, "c")
-    parent = publish(
-        exchange, base, tensors=old, state={}, trainer={}, model_files={"config.json": config}, parent=None
-    )
+    files = put_files(exchange, base, {"config.json": config})
+    parent = publish_blobs(exchange, base, tensors=old, state={}, trainer={}, files=files, parent=None)
     kept, new = LocalCopy(folder / "kept"), LocalCopy(folder / "new")
     kept.bring(exchange, base, quiet)
     tensors = flipped(old, density, rng)
     compare, change = timed(lambda: difference(parent, old, tensors))
     assert change is not None
-    publish(exchange, version, tensors=tensors, state={}, trainer={}, model_files=None, parent=base, delta=change.parts)
+    publish_blobs(
+        exchange, version, tensors=tensors, state={}, trainer={}, files=files, parent=base, delta=change.parts
+    )
     exchange.read = 0
     whole, _ = timed(lambda: new.bring(exchange, version, quiet))
     whole_bytes, exchange.read = exchange.read, 0
@@ -123,7 +125,8 @@ def measure(density: float, old: Mapping[str, Blob], config: bytes, folder: Path
     if load:
         loading, _ = timed(lambda: _engine_load(arrival.directory))
     way = "whole" if arrival.changes is None else "delta"
-    return Row(change.density, way, compare, whole, whole_bytes / 1e6, kept_took, kept_bytes / 1e6, loading)
+    share = change.changed / max(change.elements, 1)
+    return Row(share, way, compare, whole, whole_bytes / 1e6, kept_took, kept_bytes / 1e6, loading)
 
 
 def _engine_load(directory: Path) -> None:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functions.algorithms import names
 from functions.algorithms.groups import GroupStats, group_stats
 from functions.algorithms.metrics import Metrics
 from functions.algorithms.ragged import checked, checked_scores, per_token, to_flat, to_padded
@@ -156,16 +157,7 @@ def whiten(*, values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
 
 
 Estimator = Callable[..., Estimate]
-ADVANTAGES: Mapping[str, Estimator] = {
-    "grpo": grpo,
-    "dr_grpo": dr_grpo,
-    "rloo": rloo,
-    "remax": remax,
-    "reinforce_plus_plus": reinforce_plus_plus,
-    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
-    "gae": gae,
-    "distillation": distillation,
-}
+ADVANTAGES: Mapping[str, Estimator] = {name: globals()[name] for name in names.ADVANTAGES}
 
 
 def _outcome(advantages: Tensor, stats: GroupStats, segment: Tensor, mask: Tensor) -> Estimate:

@@ -11,21 +11,13 @@ Values equal verl `verl/trainer/ppo/core_algos.py:agg_loss`. A sequence that has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from functions.algorithms.names import AGGREGATIONS
 from functions.algorithms.ragged import Runs, is_trained, run_sums, runs
-
-AGGREGATIONS: Sequence[str] = (
-    "token-mean",
-    "token-sum",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum",
-    "seq-mean-token-sum-norm",
-)
 
 
 @dataclass(frozen=True, kw_only=True)

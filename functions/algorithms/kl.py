@@ -11,16 +11,13 @@ Equal to verl `verl/trainer/ppo/core_algos.py:kl_penalty` and `kl_penalty_forwar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from functions.algorithms.aggregation import Totals, aggregate
 from functions.algorithms.metrics import Metrics
+from functions.algorithms.names import KL_KINDS
 from functions.algorithms.ragged import checked, run_sums, runs
-
-KL_KINDS: Sequence[str] = ("k1", "k2", "k3", "abs", "k1+", "k3+", "abs+")
 
 
 def kl_estimate(*, logprobs: Tensor, reference_logprobs: Tensor, kind: str) -> Tensor:

@@ -1,4 +1,5 @@
-"""The names that a job can choose from. No torch: the orchestrator checks a job with them before anything runs."""
+"""The names that a job can choose from; estimators and losses are the functions of these names (advantages.py,
+policy_losses.py). No torch: the orchestrator checks a job with them before anything runs."""
 
 ADVANTAGES = (
     "grpo",

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from functions.algorithms import names
 from functions.algorithms.aggregation import Totals, aggregate, token_mean, trained_lengths
 from functions.algorithms.metrics import Metrics
 from functions.algorithms.ragged import checked, run_sums, runs
@@ -142,12 +143,7 @@ def importance_sampling(
 
 
 PolicyLoss = Callable[..., tuple[Tensor, Metrics]]
-POLICY_LOSSES: Mapping[str, PolicyLoss] = {
-    "vanilla": vanilla,
-    "gspo": gspo,
-    "cispo": cispo,
-    "importance_sampling": importance_sampling,
-}
+POLICY_LOSSES: Mapping[str, PolicyLoss] = {name: globals()[name] for name in names.POLICY_LOSSES}
 
 
 class _Inputs:

@@ -57,15 +57,6 @@ def segment_sum(*, values: Tensor, segment: Tensor, num_sequences: int) -> Tenso
     return total
 
 
-def segment_max(*, values: Tensor, segment: Tensor, num_sequences: int, empty: float) -> Tensor:
-    """[S]: maximum of `values` [N] over each sequence, `empty` for a sequence without tokens. No gradient."""
-    found = _numbered(segment, num_sequences)
-    total = values.new_full((num_sequences,), empty)
-    if found.ids.numel():
-        total[found.ids] = torch.segment_reduce(values.detach().float(), "max", lengths=found.lengths).to(values.dtype)
-    return total
-
-
 def per_token(*, values: Tensor, segment: Tensor) -> Tensor:
     """[N]: the value [S] of each token's sequence."""
     return values[segment]

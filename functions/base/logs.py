@@ -37,9 +37,9 @@ class About:
 class LineHandler(logging.Handler):
     """Writes records to `stream`, a line each, in one write."""
 
-    def __init__(self, stream: TextIO, about: About, *, as_json: bool) -> None:
+    def __init__(self, stream: TextIO, about: About) -> None:
         super().__init__()
-        self._stream, self._about, self._as_json = stream, about, as_json
+        self._stream, self._about, self._as_json = stream, about, not stream.isatty()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -110,10 +110,10 @@ class Printed(io.TextIOBase):
         return self._stream.buffer
 
 
-def log_lines(about: About, *, stream: TextIO | None = None, as_json: bool | None = None) -> LineHandler:
+def log_lines(about: About, *, stream: TextIO | None = None) -> LineHandler:
     """From here on all log records go to `stream` (standard error); JSON unless it is a terminal."""
     stream = stream or sys.stderr
-    handler = LineHandler(stream, about, as_json=not stream.isatty() if as_json is None else as_json)
+    handler = LineHandler(stream, about)
     root = logging.getLogger()
     for old in [h for h in root.handlers if isinstance(h, LineHandler)]:
         root.removeHandler(old)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import pairwise
 
 from functions.base.samples import Columns, Finish, SampleBatch
@@ -28,6 +29,13 @@ def read_samples(call: Call, exchange: Exchange) -> SampleBatch:
         group, index = batch.keys[row]
         raise FatalError(f"call {call.id}: sample (group {group}, index {index}) is unfinished")
     return batch
+
+
+def without(batch: SampleBatch, dropped: Collection[tuple[int, int]]) -> SampleBatch:
+    """The batch without the samples named (group, index)."""
+    keys = zip(batch.group.tolist(), batch.index.tolist(), strict=True)
+    kept = [row for row, key in enumerate(keys) if key not in dropped]
+    return batch if len(kept) == len(batch) else batch.select(kept)
 
 
 def read_columns(call: Call, batch: SampleBatch, exchange: Exchange) -> Columns:

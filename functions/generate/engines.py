@@ -8,14 +8,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
+from functions.base.names import Engine as EngineName
 from functions.call.function import FatalError
 from functions.generate.engine.base import Engine
 
-ENGINES = ("auto", "torch", "transformers", "vllm")
+ENGINES = get_args(EngineName)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from functions.base.rows import ground_truths
 from functions.call.function import FatalError, RetryableError
 from functions.call.meter import Meter
-from functions.reward.scorer import TRUTH_FIELDS, Failed, Item, Scored, checked
+from functions.reward.scorer import Failed, Item, Scored, checked
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Remote:
 
     def score(self, items: Sequence[Item]) -> list[Scored | Failed]:
         self.tick()
-        labels = [_label(item) for item in items]
+        labels = [next(ground_truths(item.row), None) for item in items]
         query = {
             "query": [item.text for item in items],
             "prompts": [item.prompt for item in items],
@@ -84,10 +85,3 @@ class Remote:
             got = f"{len(values)} values" if isinstance(values, list) else type(values).__name__
             raise FatalError(f"remote scorer {self.url} answered {got} as {name!r} for {count} samples; wants a list")
         return values
-
-
-def _label(item: Item) -> Any:
-    nested = item.row.get("reward_model")
-    if isinstance(nested, dict) and "ground_truth" in nested:
-        return nested["ground_truth"]
-    return next((item.row[name] for name in TRUTH_FIELDS if name in item.row), None)

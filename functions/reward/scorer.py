@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from functions.base.rows import TRUTH_FIELDS, ground_truths
 from functions.call.function import FatalError
 
 
@@ -59,20 +60,12 @@ class Scorer(Protocol):
 
 LARGEST = float(np.finfo(np.float32).max)
 """Scores travel as float32."""
-TRUTH_FIELDS = ("ground_truth", "answer", "solution", "label")
 
 
 def ground_truth(row: Mapping[str, Any]) -> Any:
-    """The right answer in a row: verl's `reward_model.ground_truth`, or the first of TRUTH_FIELDS.
-
-    Raises FatalError naming the fields that there are.
-    """
-    nested = row.get("reward_model")
-    if isinstance(nested, Mapping) and "ground_truth" in nested:
-        return nested["ground_truth"]
-    for name in TRUTH_FIELDS:
-        if name in row:
-            return row[name]
+    """The right answer in a row. Raises FatalError naming the fields that there are."""
+    for truth in ground_truths(row):
+        return truth
     wanted = ", ".join(("reward_model.ground_truth", *TRUTH_FIELDS))
     raise FatalError(f"a rule needs the right answer in a field of the row ({wanted}); it has {', '.join(row)}")
 

@@ -21,8 +21,10 @@ import numpy as np
 from functions.base.samples import Columns, SampleBatch
 from functions.base.wire import FeedPart
 from functions.call.function import Context, FatalError
+from functions.call.inputs import without
 from functions.call.params import parse
 from functions.exchange.base import NotFound
+from functions.train.batch import NOTHING_LEFT
 from functions.train.gang import Ranks
 
 LOOK_S = 1.0
@@ -139,12 +141,9 @@ class Intake:
             )
         found = self._joined(SampleBatch.concat(self._samples).in_order()) if self._samples else None
         if found is None:
-            raise FatalError("every sample is dropped, nothing is left to train on")
+            raise FatalError(NOTHING_LEFT)
         return found
 
     def _joined(self, batch: SampleBatch) -> tuple[SampleBatch, Columns] | None:
-        kept = [row for row, key in enumerate(batch.keys) if key not in self._dropped]
-        if not kept:
-            return None
-        batch = batch if len(kept) == len(batch) else batch.select(kept)
-        return batch, Columns.align(batch, self._columns)
+        batch = without(batch, self._dropped)
+        return (batch, Columns.align(batch, self._columns)) if len(batch) else None

@@ -11,7 +11,6 @@ a warm replica computes on the numbers that a cold one loads. A call whose versi
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -19,15 +18,14 @@ import torch
 from torch import Tensor
 
 from functions.algorithms.metrics import combine_metrics
-from functions.base.samples import SampleBatch
 from functions.base.wire import Call, Event, Json, Version
 from functions.call.function import Context, FatalError
-from functions.call.inputs import read_columns, read_samples
+from functions.call.inputs import read_columns, read_samples, without
 from functions.call.train_params import TrainParams
 from functions.exchange.base import NotFound
 from functions.models.packing import Pack
 from functions.models.pretrained import pick_device
-from functions.train.batch import Targets, TrainBatch, build, targets
+from functions.train.batch import NOTHING_LEFT, Targets, TrainBatch, build, targets
 from functions.train.feed import Feed
 from functions.train.gang import ALONE, GangParams, Ranks, meet
 from functions.train.mismatch import mismatch_columns
@@ -36,7 +34,7 @@ from functions.train.progress import Progress
 from functions.train.state import Structure, TrainState, load, publish_state
 from functions.train.step import Check, accumulate, batch_logprobs, blame, denominators, kept_mask
 from functions.train.streamed import optimize_streamed, whole_batch
-from functions.train.update import check_bound, prefix_shared, share_of, token_counts, training, update
+from functions.train.update import check_bound, prefix_shared, share_of, told, training, update
 from functions.weights.manifest import Manifest, label, read_manifest
 
 
@@ -145,19 +143,10 @@ def optimize(
                 parts.append(_one_step(state, own, rows, batch, goal, old, kept, params, progress))
     metrics = {name: _over_steps(name, parts) for name in parts[0]} | goal.metrics
     metrics[f"{prefix}/lr"] = parts[-1][f"{prefix}/lr"]
-    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    stats = {
-        "non_finite_metrics": len(metrics) - len(finite),  # a perplexity may overflow; JSON has no form for it
-        "optimizer_steps": len(parts),
-        "ranks": state.ranks.size,
-        "packs": own.count,
-        "computed_tokens": computed,
-        "tokens": int(token_counts(batch).sum()),  # of all samples, once, however many epochs and dropped samples
-        "shared_prefix": int(prefix_shared(state, batch)),
-        "samples": batch.count,
-        "trained_samples": len(batch.trained_rows()),
-    }
-    return finite, stats, goal.carry
+    done = {"optimizer_steps": len(parts), "packs": own.count, "computed_tokens": computed}
+    done |= {"shared_prefix": int(prefix_shared(state, batch))}
+    finite, stats = told(state, batch, metrics)
+    return finite, stats | done, goal.carry
 
 
 def _one_step(
@@ -232,13 +221,7 @@ def _after(parent: Version, params: TrainParams, identity: str) -> Version:
 
 
 def _batch(call: Call, params: TrainParams, context: Context) -> TrainBatch:
-    samples = _without(read_samples(call, context.exchange), params)
+    samples = without(read_samples(call, context.exchange), set(params.dropped))
+    if not len(samples):
+        raise FatalError(NOTHING_LEFT)
     return build(samples, read_columns(call, samples, context.exchange), params)
-
-
-def _without(samples: SampleBatch, params: TrainParams) -> SampleBatch:
-    dropped = set(params.dropped)
-    kept = [row for row, key in enumerate(samples.keys) if key not in dropped]
-    if not kept:
-        raise FatalError("every sample is dropped, nothing is left to train on")
-    return samples if len(kept) == len(samples) else samples.select(kept)

@@ -11,7 +11,6 @@ does not stream (docs/decisions/0007-train-while-generating.md).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -31,7 +30,7 @@ from functions.train.parallel import Share
 from functions.train.progress import Progress
 from functions.train.state import TrainState
 from functions.train.step import Denominators, accumulate, blame, denominators
-from functions.train.update import check_bound, share_of, token_counts, training, update
+from functions.train.update import check_bound, share_of, told, training, update
 
 Metrics = dict[str, float]
 
@@ -62,19 +61,9 @@ def optimize_streamed(
         whole = build(*intake.whole(), params)
         metrics = _step(state, whole, done, sums, params, progress)
     goal = targets(whole, params, whole.token.get("old_logprobs"), state.carry)
-    found = metrics | goal.metrics
-    finite = {name: value for name, value in found.items() if math.isfinite(value)}
-    stats = {
-        "non_finite_metrics": len(found) - len(finite),
-        "optimizer_steps": 1,
-        "ranks": state.ranks.size,
-        "packs": sum(own.count for _, _, own in done),
-        "fed_batches": len(done),
-        "computed_tokens": sum(own.tokens for _, _, own in done),
-        "tokens": int(token_counts(whole).sum()),
-        "samples": whole.count,
-        "trained_samples": len(whole.trained_rows()),
-    }
+    finite, stats = told(state, whole, metrics | goal.metrics)
+    stats |= {"optimizer_steps": 1, "packs": sum(own.count for _, _, own in done), "fed_batches": len(done)}
+    stats |= {"computed_tokens": sum(own.tokens for _, _, own in done)}
     return finite, stats, goal.carry, mismatch_columns([batch for batch, _, _ in done], state.ranks)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -68,6 +68,18 @@ def update(state: TrainState, params: TrainParams, blame: Callable[[], str]) -> 
             raise FatalError(f"gradient norm is {float(norm)}; with one replica the message names sample and parameter")
         raise FatalError(f"gradient norm is {float(norm)}: {blame()}")
     return {f"{prefix}/grad_norm": float(norm), f"{prefix}/lr": state.optimizer.step(params.optimizer, norm)}
+
+
+def told(state: TrainState, batch: TrainBatch, metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, int]]:
+    """What a step says: its finite metrics, and counts of its batch."""
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    return finite, {
+        "non_finite_metrics": len(metrics) - len(finite),  # a perplexity may overflow; JSON has no form for it
+        "ranks": state.ranks.size,
+        "tokens": int(token_counts(batch).sum()),  # of all samples, once, however many epochs and dropped samples
+        "samples": batch.count,
+        "trained_samples": len(batch.trained_rows()),
+    }
 
 
 def check_bound(mean: float, batch: TrainBatch, params: TrainParams) -> None:

@@ -45,10 +45,6 @@ class Difference:
     elements: int
     parts: tuple[bytes, ...]
 
-    @property
-    def density(self) -> float:
-        return self.changed / max(self.elements, 1)
-
 
 def unsigned(data: memoryview | bytes, dtype: str) -> Array:
     """A tensor's bytes as unsigned integers of its elements' width."""

@@ -1,18 +1,17 @@
-"""Versions as torch tensors: publish and fetch."""
+"""Versions as torch tensors, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from functions.base.wire import Json, Version
+from functions.base.wire import Version
 from functions.exchange.base import Exchange
-from functions.weights.base import put_files
-from functions.weights.blobs import Blob, publish_blobs
-from functions.weights.manifest import Adapter, Manifest, TensorEntry, label, read_manifest
+from functions.weights.blobs import Blob
+from functions.weights.manifest import Manifest, TensorEntry, read_manifest
 from functions.weights.ranges import Range, read_blobs, read_ranges
 
 DTYPES = {
@@ -24,78 +23,19 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def publish(
-    exchange: Exchange,
-    version: Version,
-    *,
-    tensors: Mapping[str, Tensor] | Mapping[str, Blob],
-    state: Mapping[str, Tensor],
-    trainer: Json,
-    model_files: Mapping[str, bytes] | None,
-    parent: Version | None,
-    adapter: Adapter | None = None,
-    delta: Sequence[bytes] = (),
-) -> Manifest:
-    """Publishes a version: weights (with `adapter`: the adapters alone), the optimizer's `state` and the `trainer`'s
-    JSON under one manifest.
-
-    The data goes first, the manifest last, with a conditional put: of several publishers of one version one wins, and
-    all return the winner's manifest. `model_files` (config.json, tokenizer.json, ...) None takes over the parent's.
-    Raises ValueError for a version without a parent and without files, and for a dtype that has no stored form.
-    """
-    if model_files is not None:
-        files = put_files(exchange, version, model_files)
-    elif parent is not None:
-        files = dict(read_manifest(exchange, parent).files)
-    else:
-        raise ValueError(f"weights {label(version)}: neither model_files nor a parent that has them")
-    return publish_blobs(
-        exchange,
-        version,
-        tensors=blobs(tensors),
-        state=blobs(state),
-        trainer=trainer,
-        files=files,
-        parent=parent,
-        adapter=adapter,
-        delta=delta,
-    )
-
-
 def blobs(tensors: Mapping[str, Tensor] | Mapping[str, Blob]) -> dict[str, Blob]:
     """The bytes of tensors, where they are given as tensors. ValueError for a dtype that has no stored form."""
     return {name: tensor if isinstance(tensor, Blob) else whole_blob(name, tensor) for name, tensor in tensors.items()}
 
 
-def fetch(exchange: Exchange, version: Version, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """The version's own tensors (those of `names`, else all; of a LoRA version the adapters) on the CPU, hashes
-    checked; only their bytes are read.
+def fetch(exchange: Exchange, version: Version) -> dict[str, Tensor]:
+    """The version's own tensors (of a LoRA version the adapters) on the CPU, hashes checked.
 
-    Raises NotFound for a version not published, Corrupt naming version and tensor for altered bytes, KeyError for a
-    name that the version lacks.
+    Raises NotFound for a version not published, Corrupt naming version and tensor for altered bytes.
     """
     manifest = read_manifest(exchange, version)
-    return _read(exchange, manifest, _named(manifest, manifest.tensors, names))
-
-
-def fetch_state(exchange: Exchange, version: Version, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """The optimizer's state, as `fetch` does it for the weights."""
-    manifest = read_manifest(exchange, version)
-    return _read(exchange, manifest, _named(manifest, manifest.state, names))
-
-
-def _named(manifest: Manifest, entries: Iterable[TensorEntry], names: Collection[str] | None) -> Iterable[TensorEntry]:
-    if names is None:
-        return entries
-    known = {entry.name: entry for entry in entries}
-    missing = sorted(set(names) - set(known))
-    if missing:
-        raise KeyError(f"weights {label(manifest.version)}: no tensor {missing[0]!r}")
-    return [known[name] for name in names]
-
-
-def _read(exchange: Exchange, manifest: Manifest, entries: Iterable[TensorEntry]) -> dict[str, Tensor]:
-    return {entry.name: _tensor(entry, entry.shape, data) for entry, data in read_blobs(exchange, manifest, entries)}
+    found = read_blobs(exchange, manifest, manifest.tensors)
+    return {entry.name: _tensor(entry, entry.shape, data) for entry, data in found}
 
 
 def fetch_rows(

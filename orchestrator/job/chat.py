@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,6 @@ class Chat:
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise ValueError(f"the chat template refuses the messages: {' '.join(str(error).split())}") from error
-
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special)
 
 
 def compile_template(template: str, where: Path) -> Callable[..., str]:

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from functions.base.names import Engine
 from functions.base.suggest import did_you_mean
 from functions.call.train_params import LoraParams, OptimizerParams, Schedule, TrainParams
 from orchestrator.base.errors import ConfigError
@@ -60,7 +61,7 @@ class RolloutConfig(Section):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
     max_response_length: int = Field(512, ge=1)
-    engine: Literal["auto", "torch", "transformers", "vllm"] = "auto"
+    engine: Engine = "auto"
     vllm: Mapping[str, Any] = {}
     """Settings of the vLLM engine (docs/vllm.md), for example `kv_cache_mb`."""
     slots: int = Field(64, ge=1)
@@ -245,7 +246,7 @@ class JobConfig(Section):
                 raise ValueError(f"functions.{name}: no such function{hint}")
         if "gpus" in self.rollout.vllm:
             raise ValueError("rollout.vllm.gpus: set functions.generate.gpus, the GPUs of one replica")
-        for name in ("generate", TAIL):
+        for name in (role.name for role in BY_NAME.values() if role.kind == "generate"):
             if self.rollout.engine in ("torch", "transformers") and self.function(name).gpus > 1:
                 got = f'got {self.function(name).gpus}, rollout.engine = "{self.rollout.engine}" uses one'
                 raise ValueError(f'functions.{name}.gpus: {got} ("vllm" splits a model)')

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import xxhash
 
+from functions.base.rows import ground_truths
 from functions.base.wire import Json
 from orchestrator.base.errors import DataError
 
@@ -57,18 +58,9 @@ class Row:
     def to_json(self) -> Json:
         """What a scorer gets: the file's columns, and `prompt_id`, `data_source` and (where known) `ground_truth`."""
         columns = self.columns
-        truth = ground_truth(columns)
+        truth = next(ground_truths(columns), None)
         known = {} if truth is None else {"ground_truth": truth}
         return {**columns, "prompt_id": self.prompt_id, "data_source": self.data_source, **known}
-
-
-def ground_truth(columns: Json) -> Any:
-    """verl's `reward_model.ground_truth`, or column `ground_truth`, `answer`, `solution` or `label`; else None."""
-    nested = columns.get("reward_model")
-    if isinstance(nested, dict) and "ground_truth" in nested:
-        return nested["ground_truth"]
-    names = (name for name in ("ground_truth", "answer", "solution", "label") if name in columns)
-    return columns.get(next(names, ""))
 
 
 def _column(columns: Json) -> tuple[str, Any]:

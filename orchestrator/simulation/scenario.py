@@ -12,6 +12,7 @@ import numpy as np
 from functions.base.wire import Json
 from orchestrator.job.data import Row, Tokenized
 from orchestrator.job.prompts import NOTHING, PromptSource
+from orchestrator.job.roles import roles_of
 from orchestrator.planner.base import TAIL, FunctionLimits
 from orchestrator.planner.devices import Device, ModelShape, kv_capacity_tokens
 from orchestrator.planner.latency import WorkCost, forward_prior, generate_prior, train_prior
@@ -111,17 +112,18 @@ class Scenario:
         """In the order in which a step first uses them; prices by GPU, as the device table has them."""
         price = self.device.usd_per_hour or 1.0
         forward = self.gpus // self.forward_gpus
-        names = [("generate", "generate", self.gpus // self.generate_gpus, self.generate_gpus)]
-        if policy.tail_function and self.tail_gpus is not None:
-            names.append((TAIL, "generate", self.gpus // self.tail_gpus, self.tail_gpus))
-        names += [("reward", "reward", self.reward_replicas, 0), ("reference", "reference", forward, self.forward_gpus)]
-        if self.critics:
-            names.append(("critic", "reference", forward, self.forward_gpus))
-            names.append(("train-critic", "train", self._ranks(policy), self.rank_gpus))
-        names.append(("train", "train", self._ranks(policy), self.rank_gpus))
+        by_kind = {
+            "generate": (self.gpus // self.generate_gpus, self.generate_gpus),
+            "reward": (self.reward_replicas, 0),
+            "reference": (forward, self.forward_gpus),
+            "train": (self._ranks(policy), self.rank_gpus),
+        }
+        by_name = {} if self.tail_gpus is None else {TAIL: (self.gpus // self.tail_gpus, self.tail_gpus)}
+        models = ("reference", "critic") if self.critics else ("reference",)
         return [
-            FunctionSpec(name, kind, max_replicas=most, gpus=gpus, usd_per_hour=price * gpus)
-            for name, kind, most, gpus in names
+            FunctionSpec(role.name, role.kind, max_replicas=most, gpus=gpus, usd_per_hour=price * gpus)
+            for role in roles_of(models, tail=policy.tail_function and TAIL in by_name)
+            for most, gpus in [by_name.get(role.name, by_kind[role.kind])]
         ]
 
     def models(self, policy: Policy) -> dict[str, Model]:

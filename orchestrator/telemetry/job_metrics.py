@@ -6,7 +6,6 @@ call's end is seen, and goes on counting over `resume`. Constant label: `job_id`
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from functions.base.prometheus import Metric, Values, family, text
 from orchestrator.base.errors import RunError
 from orchestrator.planner.base import CallObservation
 from orchestrator.run.ledger import Books, total
+from orchestrator.telemetry.small_file import rewrite
 
 FILE = "metrics.prom"
 MISMATCH_METRIC = "rollout_corr/abs_diff_mean"
@@ -106,7 +106,7 @@ class JobMetrics:
                 values.set(VALIDATION, value, name)
 
     def write(self, books: Books) -> None:
-        """Raises RunError where it cannot be written. No fsync: what a crash of the machine loses is counted anew."""
+        """Raises RunError where it cannot be written."""
         costs = books.functions.items()
         read: dict[Metric, dict[tuple[str, ...], float]] = {
             FUNCTION_COST: {(name,): cost.usd for name, cost in costs},
@@ -117,12 +117,7 @@ class JobMetrics:
             RESERVED_COST: {(): total(books.serverful).usd},
         }
         of_books = [family(metric, values, self._constant) for metric, values in read.items()]
-        temporary = self._path.with_name(f".{FILE}.new")
-        try:
-            temporary.write_text(text([*self._before, *self._values.collect(), *of_books]), encoding="utf-8")
-            os.replace(temporary, self._path)
-        except OSError as error:
-            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
+        rewrite(self._path, text([*self._before, *self._values.collect(), *of_books]).encode())
 
 
 def read_families(path: Path, job_id: str) -> list[Family]:

@@ -17,12 +17,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from functions.base.wire import Json
 from orchestrator.base.errors import RunError
 from orchestrator.platforms.base import Replica
 from orchestrator.run.ledger import Books, total
+from orchestrator.telemetry.small_file import rewrite
 
 FORMAT = 1
 FILE = "now.json"
@@ -75,8 +75,8 @@ class Now:
             life.phases = life.phases[-1:]
 
     def write(self, step: int, books: Books, now_s: float) -> None:
-        """Raises RunError where it cannot be written. No fsync: after a crash of the machine nobody looks on."""
-        value: dict[str, Any] = {
+        """Raises RunError where it cannot be written."""
+        value: Json = {
             "format": FORMAT,
             "at_s": round(self._job_s(now_s), 4),
             "step": step,
@@ -85,12 +85,7 @@ class Now:
             "wall_s": books.wall_s,
             "lives": [life.to_json() for life in (*self._gone, *self._lives.values())],
         }
-        temporary = self._path.with_name(f".{FILE}.new")
-        try:
-            temporary.write_bytes(json.dumps(value, allow_nan=False).encode() + b"\n")
-            os.replace(temporary, self._path)
-        except OSError as error:
-            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
+        rewrite(self._path, json.dumps(value, allow_nan=False).encode() + b"\n")
 
 
 def read_now(path: Path) -> Json | None:

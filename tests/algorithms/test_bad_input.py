@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from functions.algorithms.advantages import ADVANTAGES, whiten
-from functions.algorithms.aggregation import AGGREGATIONS, Totals, batch_totals
+from functions.algorithms.aggregation import Totals, batch_totals
 from functions.algorithms.correction import rollout_correction
 from functions.algorithms.entropy import entropy_loss
 from functions.algorithms.groups import group_stats
 from functions.algorithms.kl import kl_loss, reward_kl
+from functions.algorithms.names import AGGREGATIONS
 from functions.algorithms.policy_losses import POLICY_LOSSES
 from functions.algorithms.ragged import segment_sum
 from functions.algorithms.value_loss import value_loss

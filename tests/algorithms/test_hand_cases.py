@@ -21,7 +21,6 @@ from functions.algorithms.policy_losses import gspo, importance_sampling
 from functions.algorithms.ragged import (
     from_lengths,
     keep_sequences,
-    segment_max,
     segment_sum,
     to_flat,
     to_padded,
@@ -62,7 +61,6 @@ def test_aggregation(aggregation: str, expected: float) -> None:
 def test_segments() -> None:
     values = t(1, 2, 3, 4, 5)
     near(segment_sum(values=values, segment=SEGMENT, num_sequences=3), 3, 0, 12)
-    near(segment_max(values=-values, segment=SEGMENT, num_sequences=3, empty=0.0), -1, 0, -3)
     padded = to_padded(values=values, segment=SEGMENT, num_sequences=3, fill=-1.0)
     assert padded.tolist() == [[1, 2, -1], [-1, -1, -1], [3, 4, 5]]
     assert torch.equal(to_flat(padded=padded, segment=SEGMENT), values)

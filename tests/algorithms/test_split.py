@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from functions.algorithms.aggregation import AGGREGATIONS, Totals, batch_totals
+from functions.algorithms.aggregation import Totals, batch_totals
 from functions.algorithms.correction import rollout_correction
 from functions.algorithms.entropy import entropy_loss
-from functions.algorithms.kl import KL_KINDS, kl_loss
+from functions.algorithms.kl import kl_loss
 from functions.algorithms.metrics import combine_metrics
+from functions.algorithms.names import AGGREGATIONS, KL_KINDS
 from functions.algorithms.policy_losses import POLICY_LOSSES
 from functions.algorithms.ragged import from_lengths
 from functions.algorithms.value_loss import value_loss

@@ -152,7 +152,6 @@ def test_same_ids_as_transformers(tmp_path: Path, make: Callable[[Path], None]) 
         assert ours.render(messages) == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         wanted: Any = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         assert ours.encode(messages) == wanted
-        assert ours.decode(wanted) == theirs.decode(wanted, skip_special_tokens=True)
     for text in TEXTS:
         assert ours.encode(text) == theirs(text)["input_ids"]
 

@@ -21,7 +21,8 @@ from functions.models.pretrained import load_causal_lm, save_model
 from functions.weights.base import import_model
 from functions.weights.delta import difference
 from functions.weights.manifest import manifest_key, read_manifest
-from functions.weights.store import blobs, fetch, publish
+from functions.weights.store import blobs, fetch
+from tests.support.versions import publish
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from functions.reference.function import ReferenceFunction
 from functions.weights.base import import_model
 from functions.weights.delta import difference
 from functions.weights.manifest import read_manifest
-from functions.weights.store import blobs, fetch, publish
+from functions.weights.store import blobs, fetch
+from tests.support.versions import publish
 
 VOCABULARY = 41
 BASE = Version("policy", 0)

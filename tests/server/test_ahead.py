@@ -24,9 +24,10 @@ from functions.models.pretrained import load_causal_lm, load_critic, save_model
 from functions.weights.base import import_model
 from functions.weights.delta import difference
 from functions.weights.manifest import read_manifest
-from functions.weights.store import blobs, fetch, publish
+from functions.weights.store import blobs, fetch
 from tests.support import waiting
 from tests.support.tiny_job import make_model
+from tests.support.versions import publish
 
 if TYPE_CHECKING:
     from tests.server.conftest import Serve, Served

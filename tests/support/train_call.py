@@ -18,7 +18,8 @@ from functions.call.function import Context
 from functions.exchange.directory import DirectoryExchange
 from functions.models.pretrained import save_model
 from functions.train.function import TrainFunction
-from functions.weights.store import fetch, fetch_state
+from functions.weights.store import fetch
+from tests.support.versions import fetch_state
 
 VOCABULARY = 53
 GROUPS, N = 4, 4

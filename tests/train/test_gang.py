@@ -25,9 +25,10 @@ from functions.weights.base import import_model
 from functions.weights.local_copy import LocalCopy
 from functions.weights.manifest import Manifest, read_manifest
 from functions.weights.materialize import materialize
-from functions.weights.store import fetch, fetch_state
+from functions.weights.store import fetch
 from tests.support.gang import ranks_of, run_gang
 from tests.support.train_call import save_tiny
+from tests.support.versions import fetch_state
 
 pytestmark = pytest.mark.timeout(300)
 

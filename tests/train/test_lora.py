@@ -25,7 +25,8 @@ from functions.train.function import TrainFunction
 from functions.weights.base import import_model
 from functions.weights.manifest import keep_only, read_manifest
 from functions.weights.materialize import materialize
-from functions.weights.store import fetch, fetch_state
+from functions.weights.store import fetch
+from tests.support.versions import fetch_state
 
 BASE = Version("policy", 0)
 LORA: Json = {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "v_proj", "down_proj"]}

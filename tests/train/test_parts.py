@@ -19,9 +19,10 @@ from functions.train.gang import Ranks
 from functions.train.parts import fetch_own, rows_of, transfers
 from functions.weights.base import import_model
 from functions.weights.manifest import Manifest, TensorEntry, block_bytes, keep_only, read_manifest
-from functions.weights.store import fetch, fetch_state, publish
+from functions.weights.store import fetch
 from tests.support.architectures import tiny_model
 from tests.support.gang import Moved, Republish, run_republish
+from tests.support.versions import fetch_state, publish
 
 pytestmark = pytest.mark.timeout(300)
 WORDS, WIDTH = 20001, 32

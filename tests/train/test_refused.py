@@ -73,7 +73,7 @@ def test_numbers_that_are_not_finite_are_named(bench: Bench) -> None:
 
 
 def poisoned(bench: Bench, name: str, change: Any) -> Version:
-    from functions.weights.store import publish
+    from tests.support.versions import publish
 
     tensors = fetch(bench.exchange, BASE)
     change(tensors[name])

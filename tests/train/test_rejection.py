@@ -27,7 +27,7 @@ def divergence(bench: Bench) -> list[Array]:
             log_p = torch.log_softmax(model(tokens[None]).logits[0, len(prompt) - 1 : -1], -1)
         part = slice(int(batch.responses.offsets[row]), int(batch.responses.offsets[row + 1]))
         ratio = log_p.gather(1, tokens[len(prompt) :, None])[:, 0].numpy() - batch.logprobs[part]
-        found.append(ratio**2 / 2)
+        found.append((ratio**2 / 2).astype(np.float32))
     return found
 
 

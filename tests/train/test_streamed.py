@@ -24,8 +24,9 @@ from functions.exchange.directory import DirectoryExchange
 from functions.models.pretrained import save_model
 from functions.train.function import TrainFunction
 from functions.weights.base import import_model
-from functions.weights.store import fetch, fetch_state
+from functions.weights.store import fetch
 from tests.support.gang import ranks_of, run_gang
+from tests.support.versions import fetch_state
 
 GROUPS, N, VOCABULARY = 6, 3, 53
 BASE = Version("policy", 0)

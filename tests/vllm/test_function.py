@@ -25,7 +25,8 @@ from functions.weights.base import import_model
 from functions.weights.delta import difference
 from functions.weights.manifest import Adapter
 from functions.weights.materialize import materialize
-from functions.weights.store import blobs, fetch, publish
+from functions.weights.store import blobs, fetch
+from tests.support.versions import publish
 from tests.vllm.samples import Logprobs, edit_config, random_prompts, requests
 
 pytestmark = pytest.mark.vllm

@@ -330,7 +330,6 @@ def bounds(minimum: int) -> Json:
     return annotate({MIN_SCALE: str(minimum)})
 
 
-def selector(job: str, *, functions: Sequence[str] = ()) -> str:
+def selector(job: str) -> str:
     """Label selector of a job's pods."""
-    only = f",{FUNCTION_LABEL} in ({','.join(functions)})" if functions else ""
-    return f"{JOB_LABEL}={job},{FUNCTION_LABEL}{only}"
+    return f"{JOB_LABEL}={job},{FUNCTION_LABEL}"
