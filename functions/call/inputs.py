@@ -33,8 +33,7 @@ def read_samples(call: Call, exchange: Exchange) -> SampleBatch:
 
 def without(batch: SampleBatch, dropped: Collection[tuple[int, int]]) -> SampleBatch:
     """The batch without the samples named (group, index)."""
-    keys = zip(batch.group.tolist(), batch.index.tolist(), strict=True)
-    kept = [row for row, key in enumerate(keys) if key not in dropped]
+    kept = [row for row, key in enumerate(batch.keys) if key not in dropped]
     return batch if len(kept) == len(batch) else batch.select(kept)
 
 

@@ -225,6 +225,6 @@ class LocalPlatform:
 
 
 def _memory_gb(spec: FunctionSpec) -> float | None:
-    """What a replica may take; where the job does not say, the machine's. CUDA maps far more than it uses: no bound."""
+    """What a replica may take; not said: the machine's. No bound with GPUs: what CUDA maps would count too."""
     machine_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     return None if spec.gpus else spec.memory_gb or machine_gb

@@ -7,12 +7,14 @@ import os
 import signal
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from functions.base.wire import Call, Event
+from functions.exchange.directory import DirectoryExchange
 from orchestrator.calls.invoke import Invoker, Timeouts
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
 from orchestrator.platforms.config import KnativeConfig
@@ -24,6 +26,7 @@ from tests.knative.conftest import Start
 from tests.knative.control_plane import ControlPlane
 from tests.knative.objects import Cluster
 from tests.knative.parts import SPEED
+from tests.platforms.conformance import Bench, Conformance
 from tests.support.waiting import eventually
 
 FUNCTIONS = Path(__file__).parents[1] / "server" / "functions_for_tests.py"
@@ -64,22 +67,36 @@ def live(plane: ControlPlane) -> int:
     return plane.ask(lambda cluster: sum(not pod.removing for pod in cluster.pods.values()))
 
 
-def test_a_call_from_zero_and_back_to_zero(control_plane: Start) -> None:
+class TestKnative(Conformance):
+    @pytest.fixture(autouse=True)
+    def _plane(self, control_plane: Start) -> None:
+        self.plane = control_plane()
+
+    @asynccontextmanager
+    async def bench(self) -> AsyncIterator[Bench]:
+        exchange = DirectoryExchange(str(self.plane.root / "exchange" / "job"))
+        spec = replace(COUNT, max_replicas=3)
+
+        def kill(name: str) -> None:
+            process = self.plane.ask(lambda cluster: cluster.pods[name].process)
+            assert process is not None
+            os.kill(process.pid, signal.SIGKILL)
+
+        async with knative(self.plane, spec) as platform:
+            end = lambda call: exchange.put(call.cut_key, b"cut")  # noqa: E731
+            yield Bench(platform, spec, lambda name: count(name, 1, pause_s=60), end, kill)
+
+
+def test_nothing_is_left_of_a_job_that_was_closed(control_plane: Start) -> None:
     plane = control_plane()
 
     async def test() -> None:
         async with knative(plane) as platform:
             assert live(plane) == 0
             await platform.scale("count", 1)
-            events = await answer(platform, count("a"))
-            assert [event.kind for event in events] == ["samples", "samples", "done"]
-            await platform.scale("count", 0)
-            await eventually(lambda: not platform.replicas())
-            assert plane.ask(lambda cluster: len(cluster.pods)) == 0
-            lives = platform.usage()
-            assert all(life.stopped_s is not None for life in lives)
-            assert sum(life.busy_s for life in lives) > 0
-        assert plane.ask(lambda cluster: [kind for kind, _ in cluster.objects]) == []
+            await answer(platform, count("a"))
+            assert live(plane) == 1
+        assert plane.ask(lambda cluster: ([kind for kind, _ in cluster.objects], len(cluster.pods))) == ([], 0)
 
     run(test())
 
@@ -187,25 +204,6 @@ def test_a_pod_set_aside_goes_with_the_lease(control_plane: Start) -> None:
             [pod] = plane.ask(lambda cluster: list(cluster.pods))
             plane.ask(expire)
             await eventually(lambda: plane.ask(lambda cluster: pod not in cluster.pods))
-
-    run(test())
-
-
-def test_a_killed_replica_is_a_lost_call_and_the_repeated_call_takes_up_the_rest(
-    control_plane: Start, tmp_path: Path
-) -> None:
-    plane = control_plane()
-
-    async def test() -> None:
-        async with knative(plane) as platform:
-            await platform.scale("count", 1)
-            call = count("k", 3, kill_at=[1], log=str(tmp_path / "log"))
-            with pytest.raises(CallLost, match="call k"):
-                await answer(platform, call)
-            kinds = [event.kind for event in await answer(platform, call)]
-            assert kinds == ["samples", "samples", "samples", "done"]
-            indices = [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()]
-            assert indices == ["0", "1", "1", "2"]
 
     run(test())
 

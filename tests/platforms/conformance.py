@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -76,6 +77,10 @@ class Bench:
         return {replica.name for replica in self.platform.replicas()}
 
 
+def last_started(bench: Bench, call: str) -> bool:
+    return bench.started[-1] == call
+
+
 class Conformance(ABC):
     @abstractmethod
     def bench(self) -> AbstractAsyncContextManager[Bench]:
@@ -132,7 +137,7 @@ class Conformance(ABC):
                 bench.end(call)
                 assert (await answer)[-1] == "done"
                 waited = "cd"["ab".index(ended)]
-                await eventually(lambda waited=waited: bench.started[-1] == waited)  # type: ignore[misc]
+                await eventually(partial(last_started, bench, waited))
                 assert bench.places[waited] == bench.places[ended]
             for call, answer in calls[2:]:
                 bench.end(call)
