@@ -39,7 +39,7 @@ COUNTS = {
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_job(tmp_path_factory.mktemp("job")).file
+    return make_job(tmp_path_factory.mktemp("job"), steps=4).file
 
 
 @pytest.fixture(scope="module")

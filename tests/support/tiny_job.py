@@ -88,7 +88,7 @@ class Job:
         return self.directory / "job.toml"
 
 
-def make_job(directory: Path, *, head_dim: int = 8) -> Job:
+def make_job(directory: Path, *, head_dim: int = 8, steps: int = STEPS) -> Job:
     make_model(directory / "model", head_dim=head_dim)
     for name, start in (("train", 0), ("validation", 50)):
         lines = [
@@ -103,7 +103,7 @@ def make_job(directory: Path, *, head_dim: int = 8) -> Job:
         ]
         (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     (directory / "reward.py").write_text(REWARD)
-    (directory / "job.toml").write_text(JOB.format(steps=STEPS))
+    (directory / "job.toml").write_text(JOB.format(steps=steps))
     return Job(directory)
 
 
