@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from examples import loop as example
+from functions.exchange.base import checksum
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.job.config import load_job
 from orchestrator.job.data import Cursor
@@ -16,11 +17,15 @@ from orchestrator.job.prompts import Draw, PromptSource
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.journal import Journal
 from orchestrator.run.versions import digests
-from orchestrator.step.step import derived_seed
 from tests.support.tiny_job import ENV, arguments
 
 JOB = example.EXAMPLE / "job.toml"
 OVERRIDES = ["deterministic=true", "steps=2", "validation.every=0"]
+
+
+def seed_of(seed: int, step: int) -> int:
+    """As orchestrator/step/context.py derives it."""
+    return int(checksum(f"{seed}/{step}/gen".encode())[:16], 16) >> 1
 
 
 def test_the_loop_trains_the_weights_of_the_orchestrated_job(tmp_path: Path) -> None:
@@ -39,7 +44,7 @@ def test_the_loop_trains_the_weights_of_the_orchestrated_job(tmp_path: Path) -> 
 
     found = [digest()]
     for number in (1, 2):
-        loop.step(number, prompts.next().rows, seed=derived_seed(job.seed, number, "gen"))
+        loop.step(number, prompts.next().rows, seed=seed_of(job.seed, number))
         found.append(digest())
     assert found == orchestrated
     assert len(set(found)) == 3, "each step has trained"

@@ -12,7 +12,7 @@ from functions.call.train_params import KlParams, LoraParams, OptimizerParams, T
 from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import JobConfig, ModelConfig, OptimConfig, TrainConfig, parse_job
 from orchestrator.recipes import RECIPES, find_recipe
-from orchestrator.recipes.settings import fed_functions, job_models, train_settings
+from orchestrator.recipes.settings import job_models, streamed_functions, train_settings
 
 
 def job(recipe: str, base: Path, **tables: Json) -> JobConfig:
@@ -59,9 +59,9 @@ def test_each_model_has_its_objective_and_its_optimizer(tmp_path: Path) -> None:
 
 def test_what_streams(tmp_path: Path) -> None:
     every = ("generate", "reward", "train-critic", "train")
-    assert fed_functions(settings("grpo", tmp_path), every, deterministic=False) == {"train"}
-    assert fed_functions(settings("ppo", tmp_path), every, deterministic=False) == {"train-critic"}
-    assert fed_functions(settings("ppo", tmp_path), every, deterministic=True) == set()
+    assert streamed_functions(settings("grpo", tmp_path), every, deterministic=False) == {"train"}
+    assert streamed_functions(settings("ppo", tmp_path), every, deterministic=False) == {"train-critic"}
+    assert streamed_functions(settings("ppo", tmp_path), every, deterministic=True) == set()
 
 
 def test_adapters_of_a_critic_are_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class Bench:
 
     async def answer(self, call: Call) -> list[str]:
         """Kinds of its events but for heartbeats."""
-        kinds = []
+        kinds: list[str] = []
         async with aclosing(self.events(call)) as events:
             async for event in events:
                 if event.kind == "started":

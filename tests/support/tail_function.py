@@ -14,7 +14,7 @@ from orchestrator.planner.base import TAIL, StepPlan, StepRequest
 from orchestrator.planner.static import StaticPlanner
 from orchestrator.run.directory import RunDirectory
 from orchestrator.session.session import Run, prepare, train
-from orchestrator.session.terminal_view import NoView
+from orchestrator.session.view import NoView
 
 
 class CutsAtOnce(StaticPlanner):
