@@ -28,7 +28,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from orchestrator.api.auth import OWN, read_token
 from orchestrator.job.config import parse_job
-from orchestrator.planner.base import CurvePoint, Stage, StepPlan
+from orchestrator.planner.base import CurvePoint, PlannedStage, StepPlan
 from orchestrator.platforms.base import Replica, Usage
 from orchestrator.run.directory import RunDirectory, write_atomically
 from orchestrator.run.events import EventLog
@@ -127,7 +127,7 @@ def plan_of(samples: int) -> StepPlan:
     curve = [CurvePoint(n, 20 + 300 / n, 0.02 * n + 0.3 + 0.5 / n, 20.0 * n + 300) for n in range(1, 17)]
     return StepPlan(
         replicas=REPLICAS, shards=[list(range(samples // 16))] * 16, micro_batch=32, predicted_step_s=58.0,
-        predicted_cost_usd=0.4, stages=[Stage(n, *WORK_S[n]) for n in REPLICAS], curve=curve, chosen=9,
+        predicted_cost_usd=0.4, stages=[PlannedStage(n, *WORK_S[n]) for n in REPLICAS], curve=curve, chosen=9,
     )  # fmt: skip
 
 

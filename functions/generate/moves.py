@@ -23,7 +23,7 @@ from functions.base.wire import CACHES, Call, Ref, WireError
 from functions.call.function import Context, FatalError
 from functions.exchange.base import ExchangeError
 from functions.generate.engine.base import Engine, Request, Sample
-from functions.generate.engine.keys_values import KeysValues, Layout, Part, decode, encode, join
+from functions.generate.engine.keys_values import CachePart, KeysValues, Layout, decode, encode, join
 
 THREADS = 4
 """Puts or gets at a time."""
@@ -129,7 +129,7 @@ def read(call: Call, context: Context, engine: Engine, requests: Sequence[Reques
     if isinstance(layout, str):
         inbox.why.append(layout)
         refs = ()
-    parts: dict[tuple[int, int], list[Part]] = {}
+    parts: dict[tuple[int, int], list[CachePart]] = {}
     for part in _parts(refs, context, inbox.why):
         if part.version != call.weights["policy"].number:
             raise FatalError(
@@ -148,9 +148,9 @@ def read(call: Call, context: Context, engine: Engine, requests: Sequence[Reques
     return inbox
 
 
-def _parts(refs: Sequence[Ref], context: Context, why: list[str]) -> list[Part]:
+def _parts(refs: Sequence[Ref], context: Context, why: list[str]) -> list[CachePart]:
     """What there is; `why` gets the reason for each that there is not."""
-    found: list[Part] = []
+    found: list[CachePart] = []
     if not refs:
         return found
 
@@ -172,7 +172,7 @@ def _parts(refs: Sequence[Ref], context: Context, why: list[str]) -> list[Part]:
     return found
 
 
-def _cache(parts: Sequence[Part], request: Request, layout: Layout | str, why: list[str]) -> KeysValues | None:
+def _cache(parts: Sequence[CachePart], request: Request, layout: Layout | str, why: list[str]) -> KeysValues | None:
     if not parts:
         return None
     try:

@@ -50,7 +50,7 @@ class Blob:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """What one writer has of a tensor: `entry` with its pieces and blocks alone, from byte `start` on."""
 
     entry: TensorEntry
@@ -62,8 +62,8 @@ class Written:
     """What one writer has put: parts of the weights and of the optimizer's state, what changed in the former since the
     version before, and all keys."""
 
-    tensors: tuple[Part, ...]
-    state: tuple[Part, ...]
+    tensors: tuple[TensorPart, ...]
+    state: tuple[TensorPart, ...]
     delta: tuple[Ref, ...]
     keys: tuple[str, ...]
 
@@ -74,7 +74,7 @@ class Written:
 
     @classmethod
     def from_json(cls, value: Json) -> Written:
-        def parts(rows: Sequence[Sequence[object]]) -> tuple[Part, ...]:
+        def parts(rows: Sequence[Sequence[object]]) -> tuple[TensorPart, ...]:
             return tuple(_part(*row) for row in rows)  # type: ignore[arg-type]  # as to_json has it
 
         delta = tuple(Ref.from_json(ref) for ref in value["delta"])
@@ -83,9 +83,9 @@ class Written:
 
 def _part(
     name: str, dtype: str, shape: list[int], pieces: list[tuple[str, int, int]], digests: str, start: int
-) -> Part:
+) -> TensorPart:
     where = tuple(Piece(*piece) for piece in pieces)
-    return Part(TensorEntry(name, dtype, tuple(shape), where, split_hashes(digests)), start)
+    return TensorPart(TensorEntry(name, dtype, tuple(shape), where, split_hashes(digests)), start)
 
 
 def publish_blobs(
@@ -160,8 +160,8 @@ def commit(
     return winner
 
 
-def _assembled(parts: Sequence[Part]) -> tuple[TensorEntry, ...]:
-    by_name: dict[str, list[Part]] = {}
+def _assembled(parts: Sequence[TensorPart]) -> tuple[TensorEntry, ...]:
+    by_name: dict[str, list[TensorPart]] = {}
     for part in parts:
         by_name.setdefault(part.entry.name, []).append(part)
     entries = []
@@ -214,10 +214,10 @@ class _Shards:
             self.values[key] = self._open
             self._open, self._size = [], 0
 
-    def located(self, placed: list[tuple[str, Blob, list[tuple[int, int, int]]]]) -> tuple[Part, ...]:
+    def located(self, placed: list[tuple[str, Blob, list[tuple[int, int, int]]]]) -> tuple[TensorPart, ...]:
         found = []
         for name, blob, pieces in placed:
             where = tuple(Piece(self._keys[shard], start, length) for shard, start, length in pieces)
             hashes = block_hashes(blob.data, blob.size_bytes)
-            found.append(Part(TensorEntry(name, blob.dtype, blob.shape, where, hashes), blob.start))
+            found.append(TensorPart(TensorEntry(name, blob.dtype, blob.shape, where, hashes), blob.start))
         return tuple(found)

@@ -14,7 +14,7 @@ from orchestrator.api.problems import ApiError
 from orchestrator.api.redact import redacted
 from orchestrator.base.background import guarded
 from orchestrator.base.errors import RunError
-from orchestrator.run.events import FILE, Event, read_events
+from orchestrator.run.events import FILE, RunEvent, read_events
 
 LOOK_EVERY_S = 0.2
 COMMENT_EVERY_S = 15.0
@@ -23,7 +23,7 @@ COMMENT_EVERY_S = 15.0
 log = logging.getLogger(__name__)
 
 
-def frame(event: Event) -> bytes:
+def frame(event: RunEvent) -> bytes:
     """One server-sent event: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
     value = {"id": event.id, "time": event.time, "type": event.type, "data": event.data}
     return f"id: {event.id}\nevent: {event.type}\ndata: {redacted(json.dumps(value))}\n\n".encode()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from functions.base.wire import Json
-from orchestrator.run.events import END_TYPES, Event, EventType, read_events
+from orchestrator.run.events import END_TYPES, EventType, RunEvent, read_events
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Summary:
     execution: int = 0
     started_at: float | None = None
     """First start; Unix seconds."""
-    end: Event | None = None
+    end: RunEvent | None = None
     """How the last execution ended; None while it has not, and where it was killed."""
     step: int | None = None
     """The last committed one."""
@@ -27,11 +27,11 @@ class Summary:
     """Of the last step, those that step and validation events tell."""
     stages: list[str] = field(default_factory=list)
     replicas: dict[str, int] = field(default_factory=dict)
-    commits: list[Event] = field(default_factory=list)
+    commits: list[RunEvent] = field(default_factory=list)
     """The step events."""
     sample_failures: int = 0
 
-    def add(self, event: Event) -> None:
+    def add(self, event: RunEvent) -> None:
         data = event.data
         self.last_id = event.id
         if event.type == "started":

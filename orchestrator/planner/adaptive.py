@@ -27,7 +27,7 @@ from orchestrator.planner.base import (
     StepPlan,
     StepRequest,
 )
-from orchestrator.planner.case import Case, Load
+from orchestrator.planner.case import Case, Workload
 from orchestrator.planner.costs import Costs
 from orchestrator.planner.cuts import Dealt
 from orchestrator.planner.dealings import dealings, promising, states
@@ -120,7 +120,7 @@ class AdaptivePlanner:
             return replace(plan, overlap=self.policy.fuse != "no")
         costs, n = self._costs(request), request.samples_per_prompt
         prompt_tokens = np.array([len(p.tokens) for p in request.prompts], dtype=np.float64)
-        load = Load(np.repeat(prompt_tokens, n), predicted.samples(n, request.step), n)
+        load = Workload(np.repeat(prompt_tokens, n), predicted.samples(n, request.step), n)
         case = Case(costs, self.policy, self.goal, load, request.streamed, self._paces())
         prefixes = Prefixes([p.tokens for p in request.prompts])
         every = dealings(case, predicted, prefixes, self._most(costs.limits[GENERATE]))

@@ -54,7 +54,7 @@ class StepRequest:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PlannedStage:
     """When a function is expected to be at work in this step, in seconds from the step's start."""
 
     function: str
@@ -113,7 +113,7 @@ class StepPlan:
     """Finished samples that a generate replica hands over at a time."""
     predicted_step_s: float | None = None
     predicted_cost_usd: float | None = None
-    stages: Sequence[Stage] = ()
+    stages: Sequence[PlannedStage] = ()
     curve: Sequence[CurvePoint] = ()
     chosen: int | None = None
     """Number of generate replicas chosen on the curve."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.planner.case import Case
-from orchestrator.planner.fusion import Follower, Parts, Stream, replica_counts
+from orchestrator.planner.fusion import Follower, Parts, StreamedStage, replica_counts
 from orchestrator.planner.generation import Generations
 from orchestrator.planner.room import Room
 from orchestrator.planner.training import Batch
@@ -37,7 +37,7 @@ def _follower(case: Case, name: str, parts: Parts, last_s: Array, room: Room, af
     start_s = 0.0 if name in costs.warm else costs.start_s[name]
     most = min(limits.max_replicas, parts.sizes.shape[1])  # more have nothing to do
     counts = [limits.max_replicas] if case.policy.replicas == "all" else replica_counts(most)
-    stage, rows = Stream(parts, costs.followers[name], start_s, case.ahead), np.arange(len(last_s))
+    stage, rows = StreamedStage(parts, costs.followers[name], start_s, case.ahead), np.arange(len(last_s))
     rooms_s = np.broadcast_to(room.at_s([n * limits.gpus for n in counts]), (len(rows), len(counts)))
     found = [stage.follow(n, rooms_s[:, k]) for k, n in enumerate(counts)]
     columns = {column.name: np.stack([getattr(f, column.name) for f in found], axis=1) for column in fields(Follower)}

@@ -19,7 +19,7 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Load:
+class Workload:
     """What a step's samples will have been, by sample number. [S] each"""
 
     prompt_tokens: Array
@@ -44,7 +44,7 @@ class Case:
     costs: Costs
     policy: Policy
     goal: Goal
-    load: Load
+    load: Workload
     may_stream: frozenset[str] = frozenset()
     """Train functions that can be streamed to, exactly."""
     paces: Sequence[float] = PACES

@@ -56,7 +56,7 @@ class Parts:
         return cls(ready_s, np.diff(stops), np.diff(np.take_along_axis(until, stops, axis=1)), place)
 
 
-class Stream:
+class StreamedStage:
     """What a stage makes of micro-batches on any number of replicas, which take `start_s` to start: by the first
     micro-batch, or ahead of it (`prewarmed`)."""
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.planner.base import GENERATE, TAIL, Stage
+from orchestrator.planner.base import GENERATE, TAIL, PlannedStage
 from orchestrator.planner.beside import awaited_s, followers, ready
 from orchestrator.planner.case import Case
 from orchestrator.planner.cuts import Cuts, Dealt
@@ -60,7 +60,7 @@ class Outline:
     """Of a step like it that follows one like it."""
     cost: float
     gpu_s: float
-    stages: Sequence[Stage]
+    stages: Sequence[PlannedStage]
     open_s: float
     """When the tail function's replicas are asked for."""
 
@@ -148,11 +148,12 @@ class Outliner:
 
     def _outline(self, shards: Sequence[Sequence[int]], tail: TailChoice, whole: _Whole, row: int) -> Outline:
         trainers = {name: gang.trainer(row, whole.batch) for name, gang in whole.trainers.items()}
-        stages = [Stage(GENERATE, self.case.delay_s, float(whole.steps.gone_s[row, -1]))]
+        stages = [PlannedStage(GENERATE, self.case.delay_s, float(whole.steps.gone_s[row, -1]))]
         if tail.function == TAIL:
-            stages.append(Stage(TAIL, tail.begin_s + self.case.delay_s, max(tail.ends_s) + self.case.delay_s))
-        stages += [Stage(name, float(f.begin_s[row]), float(f.end_s[row])) for name, f in whole.followers.items()]
-        stages += [Stage(name, t.call_s, t.end_s) for name, t in trainers.items()]
+            stages.append(PlannedStage(TAIL, tail.begin_s + self.case.delay_s, max(tail.ends_s) + self.case.delay_s))
+        for name, follower in whole.followers.items():
+            stages.append(PlannedStage(name, float(follower.begin_s[row]), float(follower.end_s[row])))
+        stages += [PlannedStage(name, t.call_s, t.end_s) for name, t in trainers.items()]
         return Outline(
             shards=shards,
             tail=tail,

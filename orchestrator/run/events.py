@@ -46,7 +46,7 @@ END_TYPES: frozenset[EventType] = frozenset({"finished", "failed", "cancelled"})
 
 
 @dataclass(frozen=True)
-class Event:
+class RunEvent:
     id: int
     time: float
     """Unix seconds."""
@@ -58,7 +58,7 @@ class Event:
         return json.dumps(value, allow_nan=False).encode() + b"\n"
 
     @classmethod
-    def decode(cls, line: bytes) -> Event:
+    def decode(cls, line: bytes) -> RunEvent:
         """Raises ValueError for what is no event."""
         try:
             value = json.loads(line)
@@ -70,7 +70,7 @@ class Event:
         return event
 
 
-def read_events(path: Path, *, start: int = 0) -> tuple[list[Event], int]:
+def read_events(path: Path, *, start: int = 0) -> tuple[list[RunEvent], int]:
     """The whole events from byte `start` on, and the byte after them; a line that is being written is left out.
 
     Raises RunError for a file that holds something else.
@@ -85,7 +85,7 @@ def read_events(path: Path, *, start: int = 0) -> tuple[list[Event], int]:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
     whole = data[: data.rfind(b"\n") + 1]
     try:
-        return [Event.decode(line) for line in whole.splitlines()], start + len(whole)
+        return [RunEvent.decode(line) for line in whole.splitlines()], start + len(whole)
     except ValueError as error:
         raise RunError(f"{path}: {error}; move it away, the next `resume` writes it anew from the journal") from error
 
@@ -110,9 +110,9 @@ class EventLog:
         """Steps after `last_step` were lost: they are told again when they are made again."""
         self._told = {(kind, step) for kind, step in self._told if step <= last_step}
 
-    def append(self, kind: EventType, data: Json) -> Event:
+    def append(self, kind: EventType, data: Json) -> RunEvent:
         """Writes one event, and logs it. Raises RunError where it cannot be written."""
-        event = Event(self._next, time.time(), kind, data)
+        event = RunEvent(self._next, time.time(), kind, data)
         self._lines.append(event.encode())
         self._next += 1
         log.log(_LEVELS.get(kind, logging.INFO), "%s", _said(kind, data), extra={"about": {"event": kind, **data}})

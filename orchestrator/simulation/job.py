@@ -27,7 +27,7 @@ from orchestrator.run.ledger import Cost
 from orchestrator.session.loop import Loop, StepResult
 from orchestrator.simulation.clock import run
 from orchestrator.simulation.memory import MemoryExchange
-from orchestrator.simulation.platform import Pool, SimulatedPlatform, Span
+from orchestrator.simulation.platform import Pool, SimulatedCall, SimulatedPlatform
 from orchestrator.simulation.scenario import Scenario
 from orchestrator.step.dataflow import StepReport
 
@@ -46,7 +46,7 @@ class Outcome:
     plans: Sequence[StepResult]
     history: Sequence[Json]
     usage: Sequence[Usage]
-    spans: Sequence[Span]
+    spans: Sequence[SimulatedCall]
 
 
 def simulate(scenario: Scenario, policy: Policy, *, goal: Goal | None = None, deterministic: bool = False) -> Outcome:

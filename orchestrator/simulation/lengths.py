@@ -55,13 +55,13 @@ class Lognormal:
 
 
 @dataclass(frozen=True)
-class Trace:
+class LengthTrace:
     """Recorded lengths, by (step, group, index)."""
 
     lengths: Mapping[tuple[int, int, int], int]
 
     @classmethod
-    def read(cls, path: Path) -> Trace:
+    def read(cls, path: Path) -> LengthTrace:
         """JSON lines with integers `step`, `group`, `index`, `length`. Raises ValueError naming file and line."""
         lengths: dict[tuple[int, int, int], int] = {}
         for number, line in enumerate(path.read_text().splitlines(), start=1):

@@ -32,7 +32,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Span:
+class SimulatedCall:
     """A call as it was made, for pictures. `stop_s` is None while it runs."""
 
     function: str
@@ -85,7 +85,7 @@ class SimulatedPlatform:
         self._numbers = count()
         self._deployed_s: float | None = None
         self._closed_s: float | None = None
-        self.spans: list[Span] = []
+        self.spans: list[SimulatedCall] = []
 
     async def deploy(self, specs: Sequence[FunctionSpec]) -> None:
         if self._closed_s is not None:
@@ -127,7 +127,7 @@ class SimulatedPlatform:
         finally:
             work.cancel()
             replica.events = None
-            self.spans.append(Span(function, replica.name, call.operation, start_s, now_s()))
+            self.spans.append(SimulatedCall(function, replica.name, call.operation, start_s, now_s()))
             queue.release(replica)
 
     def replicas(self) -> list[Replica]:

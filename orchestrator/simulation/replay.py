@@ -27,7 +27,7 @@ from orchestrator.session.history import finished_steps
 from orchestrator.session.job_planner import adaptive_planner
 from orchestrator.session.session import prepare
 from orchestrator.simulation.functions import Generate, Model, Work
-from orchestrator.simulation.lengths import Trace
+from orchestrator.simulation.lengths import LengthTrace
 from orchestrator.simulation.scenario import Scenario
 
 KINDS: Mapping[str, Literal["reward", "reference", "train"]] = {
@@ -90,7 +90,7 @@ def replay(run: RunDirectory) -> Recorded:
         model=ModelShape(job.name, 0.0, 0, 0, 0),
         gpus=sum(spec.max_replicas * max(1, spec.gpus) for spec in prepared.specs),
         recipe=job.recipe,
-        lengths=Trace(lengths),
+        lengths=LengthTrace(lengths),
         prompts_per_step=job.data.prompts_per_step,
         samples_per_prompt=job.rollout.n,
         max_response_length=job.rollout.max_response_length,

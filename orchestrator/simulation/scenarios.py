@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError, model_validator
 from orchestrator.base.errors import ConfigError
 from orchestrator.base.section import Section
 from orchestrator.planner.devices import device, kv_capacity_tokens, shape
-from orchestrator.simulation.lengths import Lengths, Lognormal, Trace
+from orchestrator.simulation.lengths import Lengths, LengthTrace, Lognormal
 from orchestrator.simulation.scenario import Scenario
 
 # Mean and sigma of response lengths, seconds of one score, CPU replicas that score. ASSUMED: the paper names the data
@@ -148,7 +148,7 @@ def _lengths(given: _File, base: Path) -> Lengths:
     assert given.lengths.trace is not None, "validated: one of both"
     path = base / given.lengths.trace
     try:
-        trace = Trace.read(path)
+        trace = LengthTrace.read(path)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     for step in range(1, given.steps + 1):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.planner.base import TAIL, FunctionLimits
-from orchestrator.planner.case import Case, Load
+from orchestrator.planner.case import Case, Workload
 from orchestrator.planner.costs import Costs
 from orchestrator.planner.cuts import Cuts, Dealt
 from orchestrator.planner.latency import GenerateCost, WorkCost
@@ -40,7 +40,7 @@ def costs(followers: dict[str, WorkCost], pool_gpus: int | None) -> Costs:
     )  # fmt: skip
 
 
-def dealt(known: Costs, load: Load, shards: list[list[int]]) -> Dealt:
+def dealt(known: Costs, load: Workload, shards: list[list[int]]) -> Dealt:
     states = [
         ShardState.of(load.prompt_tokens[shard], load.lengths[shard], known.generate, 8, 50.0 * len(shard), shard)
         for shard in (np.array(numbers) for numbers in shards)
@@ -48,10 +48,10 @@ def dealt(known: Costs, load: Load, shards: list[list[int]]) -> Dealt:
     return Dealt(shards, Tail(states, known.generate, max_batch=8, kv_tokens=None, function=known.tail_function))
 
 
-def ways(seed: int, known: Costs) -> tuple[Load, list[Dealt]]:
+def ways(seed: int, known: Costs) -> tuple[Workload, list[Dealt]]:
     """24 samples, two to a prompt, dealt at random to 1, 3, 4 and 6 shards."""
     rng = np.random.default_rng(seed)
-    load = Load(rng.uniform(20, 60, 24), np.minimum(rng.lognormal(5.0, 0.8, 24), 900.0), 2)
+    load = Workload(rng.uniform(20, 60, 24), np.minimum(rng.lognormal(5.0, 0.8, 24), 900.0), 2)
     dealings = [[part.tolist() for part in np.array_split(rng.permutation(24), count)] for count in (1, 3, 4, 6)]
     return load, [dealt(known, load, shards) for shards in dealings]
 

@@ -13,7 +13,7 @@ from orchestrator.planner.policies import ADAPTIVE
 from orchestrator.planner.scaling import Goal
 from orchestrator.simulation.baselines import POLICIES
 from orchestrator.simulation.job import Outcome, simulate
-from orchestrator.simulation.lengths import Lognormal, Trace
+from orchestrator.simulation.lengths import LengthTrace, Lognormal
 from orchestrator.simulation.scenario import Scenario
 
 SMALL = Scenario(
@@ -79,7 +79,7 @@ def test_a_trace_fixes_the_lengths(tmp_path: Path) -> None:
         for i in range(4)
     ]
     path.write_text("\n".join(lines))
-    outcome = simulate(replace(SMALL, steps=2, lengths=Trace.read(path)), ADAPTIVE)
+    outcome = simulate(replace(SMALL, steps=2, lengths=LengthTrace.read(path)), ADAPTIVE)
     assert outcome.plans[1].report.lengths == {g: [12 + g + i for i in range(4)] for g in range(12)}
 
 
@@ -96,7 +96,7 @@ def test_bad_traces_name_file_and_line(tmp_path: Path, line: str, message: str) 
     path = tmp_path / "trace.jsonl"
     path.write_text(line)
     with pytest.raises(ValueError, match=message):
-        Trace.read(path)
+        LengthTrace.read(path)
 
 
 def test_one_prompt_one_sample() -> None:

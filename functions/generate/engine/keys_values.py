@@ -77,7 +77,7 @@ class KeysValues:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class CachePart:
     """One object, decoded: `rows` of the sample's (head, layer) pairs, from pair `first` on."""
 
     version: int
@@ -108,7 +108,7 @@ def encode(cache: KeysValues, *, version: int, group: int, index: int) -> Iterat
         yield [len(text).to_bytes(8, "little") + text, part.reshape(-1).view(torch.uint8).numpy().data]
 
 
-def decode(data: bytes) -> Part:
+def decode(data: bytes) -> CachePart:
     """The object, as a view of `data`: its tensor must not be written to. Raises WireError for anything else. From one
     thread at a time (it silences a warning)."""
     try:
@@ -127,10 +127,10 @@ def decode(data: bytes) -> Part:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         rows = torch.frombuffer(data, dtype=dtype, offset=begin)
-    return Part(rows=rows.view(shape), form=form, **numbers)
+    return CachePart(rows=rows.view(shape), form=form, **numbers)
 
 
-def join(parts: Sequence[Part]) -> KeysValues:
+def join(parts: Sequence[CachePart]) -> KeysValues:
     """One sample's keys and values from all of its parts, in any order. Raises WireError where some are missing, or
     belong to something else."""
     parts = sorted(parts, key=lambda part: part.first)
@@ -149,6 +149,6 @@ def join(parts: Sequence[Part]) -> KeysValues:
     return KeysValues(rows.view(whole.heads, whole.layers, *rows.shape[1:]), whole.form)
 
 
-def _identity(part: Part) -> Mapping[str, object]:
+def _identity(part: CachePart) -> Mapping[str, object]:
     numbers = {name: getattr(part, name) for name in _NUMBERS if name != "first"}
     return numbers | {"form": part.form, "shape": tuple(part.rows.shape[1:]), "dtype": _NAMES[part.rows.dtype]}
