@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -12,10 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
-import pytest
 
 from functions.base.wire import Call, Event
-from functions.server.settings import Settings
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -280,89 +276,3 @@ def test_sigterm_ends_an_idle_server(serve: Serve) -> None:
     served = serve()
     served.process.terminate()
     assert served.process.wait(100) == 0
-
-
-def test_a_server_ends_with_its_parent(serve: Serve, tmp_path: Path) -> None:
-    """The parent is killed; the kernel kills the server."""
-    script = (
-        "import os, signal, subprocess, sys\n"
-        "command = [sys.executable, '-m', 'functions.server', '--parent', str(os.getpid()), *sys.argv[1:]]\n"
-        "child = subprocess.Popen(command)\n"
-        "print(child.pid, flush=True)\n"
-        "signal.pause()\n"
-    )
-    arguments = ["--kind", "reward", "--exchange", str(tmp_path), "--job", "j", "--uds", str(tmp_path / "s.sock")]
-    parent = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True)
-    with parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        until((tmp_path / "s.sock").exists)
-        parent.kill()
-    until(lambda: gone(pid))
-
-
-def gone(pid: int) -> bool:
-    """No such process, or one that only waits to be reaped by whoever adopted it."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return state == "Z"
-
-
-# --- what a replica is told at its start -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("rewrad", "{}", "unknown function kind 'rewrad'; did you mean 'reward'?; kinds: generate, reward, "),
-        ("NeedsName", '{"nam": 1}', "has no option 'nam'; did you mean 'name'?; options: name, size"),
-        ("NeedsName", "{}", "missing 1 required keyword-only argument: 'name'"),
-        ("NeedsName", '{"name": "n", "size": 0}', "size is 0, wants 1 or more"),
-        ("nowhere.module:Class", "{}", "nowhere.module cannot be imported: ModuleNotFoundError"),
-    ],
-)
-def test_a_function_that_cannot_be_made_is_a_fatal_error_of_each_call(
-    serve: Serve, kind: str, options: str, message: str
-) -> None:
-    events = serve(kind, "--options", options).call(COUNT)
-    assert kinds(events) == ["started", "error"]
-    assert events[1].data["kind"] == "fatal"
-    assert message in events[1].data["message"]
-    assert "\n" not in events[1].data["message"]
-
-
-def test_an_exchange_that_cannot_be_opened_is_named_in_the_answer(serve: Serve) -> None:
-    served = serve("Count", "--exchange", "gopher://x")
-    assert "gopher" in served.call(COUNT)[1].data["message"]
-
-
-GIVEN = ["--kind", "reward", "--exchange", "e", "--job", "j"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--kind", "reward"], "the following arguments are required: --exchange, --job"),
-        ([*GIVEN, "--options", "{"], "--options is not JSON"),
-        ([*GIVEN, "--options", "3"], "--options wants a JSON object, got '3'"),
-        ([*GIVEN, "--heartbeat-s", "9"], "--heartbeat-s is 9, wants more than 0 and at most 5"),
-        ([*GIVEN, "--grace-s", "0"], "--grace-s is 0, wants more than 0"),
-        ([*GIVEN, "--threads", "0"], "--threads is 0, wants 1 or more"),
-    ],
-)
-def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        Settings.from_command_line(arguments)
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"KIND": "train", "EXCHANGE": "e", "JOB": "j", "GRACE_S": "300", "TOKEN": "t"}.items():
-        monkeypatch.setenv(f"RLHF_{name}", value)
-    monkeypatch.setenv("PORT", "9000")
-    settings, address = Settings.from_command_line(["--job", "other"])
-    assert settings == Settings("train", "e", "other", settings.name, grace_s=300.0, token="t")
-    assert address.port == 9000
