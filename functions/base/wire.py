@@ -140,7 +140,7 @@ CACHES = "caches/"
 """Of the keys and values that a cut hands over: `caches/<call id>/...` (functions/generate/moves.py). The orchestrator
 deletes them when the calls that go on with them have ended."""
 LEASES = "lease/"
-"""Of the keys that name the epochs taken so far, one each: `lease/000003` (orchestrator/run/lease.py)."""
+"""Of the keys that name the epochs taken so far, one each: `lease/000003` (orchestrator/run/identity.py)."""
 
 
 def hint_key(function: str) -> str:

@@ -85,6 +85,7 @@ class Settings:
         parser.add_argument("--threads", type=int, default=int(env.get("RLHF_THREADS", "1")))
         parser.add_argument("--heartbeat-s", type=float, default=float(env.get("RLHF_HEARTBEAT_S", "2")))
         parser.add_argument("--grace-s", type=float, default=float(env.get("RLHF_GRACE_S", "30")))
+        parser.add_argument("--stuck-s", type=float, default=cls.stuck_s)
         parser.add_argument("--scratch", default=env.get("RLHF_SCRATCH", ""))
         given = parser.parse_args(arguments)
         try:
@@ -103,6 +104,7 @@ class Settings:
                 threads=given.threads,
                 heartbeat_s=given.heartbeat_s,
                 grace_s=given.grace_s,
+                stuck_s=given.stuck_s,
                 scratch=given.scratch,
                 token=env.get("RLHF_TOKEN", ""),
                 function=given.function,

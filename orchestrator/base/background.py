@@ -3,7 +3,7 @@
     watch = guarded("the view", endless, failed)     failed("the view has ended: ...") should it ever end by itself
     await stopped(watch)                              cancelled, and waited for
 
-An endless task that ends is an error, however it ends (after `guard` in kopf/_cogs/aiokits/aiotasks.py).
+An endless task that ends is an error, however it ends (after `guard` of kopf's aiotasks).
 """
 
 from __future__ import annotations

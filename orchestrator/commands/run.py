@@ -12,6 +12,7 @@ from rich.console import Console
 from functions.base.logs import About, log_lines
 from orchestrator.base.errors import ConfigError, DataError
 from orchestrator.commands.arguments import job_file
+from orchestrator.job.checks import check_engine
 from orchestrator.job.config import load_job
 from orchestrator.run.directory import RunDirectory
 from orchestrator.session.session import Run, prepare, train
@@ -32,6 +33,7 @@ def execute(given: Namespace) -> int:
     overrides += [f"platform.kind={given.platform}"] if given.platform else []
     job = load_job(given.job, overrides)
     prepared = prepare(job)
+    check_engine(job)
     directory = RunDirectory.create(given.run_dir or Path("runs") / job.name, job)
     try:
         return work(Run(prepared, directory))

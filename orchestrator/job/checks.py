@@ -1,4 +1,4 @@
-"""What can be known of a job before anything runs: the code that it names is there, its engine is installed.
+"""What can be known of a job before anything runs: the code that it names is there.
 
 Nothing of the user's is executed: a file is parsed, not imported.
 """
@@ -17,12 +17,16 @@ from orchestrator.job.config import JobConfig
 
 
 def check_code(job: JobConfig) -> None:
-    """Raises ConfigError for a scorer, loss, advantage or engine that is named and is not there."""
+    """Raises ConfigError for a scorer, loss or advantage that is named and is not there."""
     _check_scorer(job.reward.score)
     for key in ("advantage", "loss"):
         value = job.algorithm.get(key)
         if isinstance(value, str) and ":" in value:
             check_object(f"algorithm.{key}", value)
+
+
+def check_engine(job: JobConfig) -> None:
+    """Raises ConfigError for an engine that is to run here and is not installed."""
     if job.rollout.engine == "vllm" and job.platform.kind == "local" and importlib.util.find_spec("vllm") is None:
         raise ConfigError('rollout.engine: got "vllm", which is not installed here (`scripts/setup --vllm`)')
 
@@ -38,17 +42,17 @@ def _check_scorer(score: str) -> None:
             raise ConfigError(f"reward.score: there is no rule {name!r}; {hint}")
         return
     if not colon:
-        forms = "wants rule:NAME, FILE.py:FUNCTION, model or a URL"
+        forms = "wants rule:NAME, file.py:function, model or a URL"
         hint = f"did you mean 'rule:{score}'?" if score in RULES else forms
         raise ConfigError(f"reward.score: got {score!r}; {hint}")
     check_object("reward.score", score)
 
 
 def check_object(key: str, name: str) -> None:
-    """Raises ConfigError where `FILE.py:NAME` or `package.module:NAME` is not there."""
+    """Raises ConfigError where `file.py:name` or `package.module:NAME` is not there."""
     where, _, attribute = name.rpartition(":")
     if not attribute.isidentifier():
-        raise ConfigError(f"{key}: got {name!r}, wants FILE.py:NAME or package.module:NAME")
+        raise ConfigError(f"{key}: got {name!r}, wants file.py:name or package.module:NAME")
     if not where.endswith(".py"):
         try:
             found = importlib.util.find_spec(where)

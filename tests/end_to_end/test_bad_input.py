@@ -65,7 +65,7 @@ def test_a_run_directory_in_use_or_of_another_kind(broken: Job) -> None:
     assert "holds a run already" in refused(broken)
     resumed = command("resume", run)
     assert resumed.returncode == 1
-    assert "made by another version (format 99, this one reads 1)" in resumed.stderr
+    assert "made by another version (format 99, this one reads 2)" in resumed.stderr
     assert "no run directory" in command("status", broken.directory).stderr
 
 
