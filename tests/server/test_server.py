@@ -16,7 +16,7 @@ from functions.base.wire import Call, Event
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from tests.server.conftest import Serve
+    from tests.server.conftest import Serve, Served
 
 COUNT = Call("c1", "count", params={"n": 3})
 
