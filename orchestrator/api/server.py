@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from functions.base.http_limits import backlog, limited
 from functions.base.logs import About, log_lines
 from orchestrator.api.app import create_app
 from orchestrator.api.auth import Tokens, own_token, read_token
@@ -71,8 +72,9 @@ def serve(options: ServeOptions) -> None:
     token = "" if options.tokens is not None else f"#token={read_token(own_token(options.runs.resolve()))}"
     print(f"dashboard: {address}/{token}\njob API:   {address}/openapi.json", flush=True)
     config = uvicorn.Config(
-        app, host=options.host, port=options.port, log_config=None, access_log=False, timeout_graceful_shutdown=3
-    )
+        app, host=options.host, port=options.port, http=limited(), backlog=backlog(), ws="none", log_config=None,
+        access_log=False, timeout_graceful_shutdown=3,
+    )  # fmt: skip
     uvicorn.Server(config).run()
 
 
