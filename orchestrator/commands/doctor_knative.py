@@ -40,7 +40,8 @@ def check(job: JobConfig | None, config: KnativeConfig) -> Iterator[Check]:
         yield Check("cluster", False, str(error), "set KUBECONFIG to a cluster that you can reach")
         return
     found = (int(version["major"]), int(re.sub(r"\D", "", version["minor"])))
-    yield Check("kubernetes", found >= KUBERNETES, f"{version['gitVersion']} at {api.host}", "needs 1.30 or newer")
+    oldest = ".".join(map(str, KUBERNETES))
+    yield Check("kubernetes", found >= KUBERNETES, f"{version['gitVersion']} at {api.host}", f"needs {oldest} or newer")
     knative = _knative(api)
     yield knative
     if not knative.ok:

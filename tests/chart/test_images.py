@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,9 @@ def test_what_the_builder_is_asked_for() -> None:
         "push r.example.com/rlhf-actor:1",
         "r.example.com/rlhf-actor:1",
     ]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     whole = images().stdout.splitlines()
-    assert whole[1::2] == ["rlhf-orchestrator:latest", "rlhf-actor:latest", "rlhf-trainer:latest"]
+    assert whole[1::2] == [f"dev.local/rlhf-{name}:{version}" for name in ("orchestrator", "actor", "trainer")]
 
 
 def test_a_builder_that_fails_ends_it() -> None:
