@@ -50,6 +50,9 @@ def build(options: ServeOptions) -> FastAPI:
             raise ConfigError(f"--data-root {root}: no such directory")
         roots.append(root.resolve())
     runs = options.runs.resolve()
+    defaults = {} if options.defaults is None else read_table(options.defaults)
+    if options.job_template is not None and (defaults.get("platform") or {}).get("kind") != "knative":
+        raise ConfigError('--job-template: its jobs run on a cluster; --defaults has to say platform.kind = "knative"')
     launcher: Launcher
     if options.job_template is None:
         launcher = LocalLauncher(runs)
@@ -57,7 +60,6 @@ def build(options: ServeOptions) -> FastAPI:
         from orchestrator.api.launch_kubernetes import KubernetesLauncher
 
         launcher = KubernetesLauncher.connect(runs, options.job_template)
-    defaults = {} if options.defaults is None else read_table(options.defaults)
     tokens = Tokens(options.tokens or own_token(runs))
     site = Site([*roots, runs / FILES], defaults)
     jobs = Jobs(runs, launcher, max_running=options.max_running)

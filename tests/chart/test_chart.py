@@ -95,9 +95,17 @@ def test_services_budgets_and_policies_find_their_pods(scenario: Objects) -> Non
             assert chosen == [item["metadata"]["name"]]
         if item["kind"] == "PodDisruptionBudget":
             assert [n for n, found in labels.items() if selects(item["spec"]["selector"], found)] == ["runner"]
+            # Of a Job's pods Kubernetes supports minAvailable as a number only; more than run means that none may go.
+            assert item["spec"]["minAvailable"] >= int(_option(scenario, "--max-running"))
+            assert "maxUnavailable" not in item["spec"]
     for item in (o for o in scenario if o["kind"] == "NetworkPolicy"):
         if not item["metadata"]["name"].endswith("-functions"):
             assert sum(selects(item["spec"]["podSelector"], found) for found in labels.values()) == 1
+
+
+def _option(objects: Objects, name: str) -> str:
+    words = one(objects, "Deployment", "-api")["spec"]["template"]["spec"]["containers"][0]["args"]
+    return next(str(word.partition("=")[2]) for word in words if word.startswith(name))
 
 
 def test_a_job_is_valid_over_the_charts_defaults(scenario: Objects) -> None:
