@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADERS_S = 10.0
 BODY_S = 20.0
-RATE = 64 << 10
+RATE = 16 << 10
 """Bytes a second of a body that takes longer."""
 HEADER_BYTES = 64 << 10
 WAITING = 1024

@@ -156,5 +156,5 @@ def test_runners_on_a_cluster_have_no_local_functions(tmp_path: Path, defaults: 
     (tmp_path / "job.yaml").write_text(json.dumps(TEMPLATE))
     (tmp_path / "defaults.json").write_text(defaults or "")
     file = None if defaults is None else tmp_path / "defaults.json"
-    with pytest.raises(ConfigError, match='--job-template: .* platform.kind = "knative"'):
+    with pytest.raises(ConfigError, match=r'--job-template: .* platform.kind = "knative"'):
         build(ServeOptions(tmp_path / "runs", (tmp_path,), defaults=file, job_template=tmp_path / "job.yaml"))
