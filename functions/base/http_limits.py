@@ -102,10 +102,8 @@ def limited(*, headers_s: float = HEADERS_S, body_s: float = BODY_S, waiting: in
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if (
-                self.cycle.response_complete and not self.transport.is_closing()
-            ):  # kept alive, for uvicorn's few seconds
-                self._line_up()
+            if self.cycle.response_complete and not self.transport.is_closing():
+                self._line_up()  # kept alive, for uvicorn's few seconds
 
         def _wait(self, seconds: float) -> None:
             self._go_on()
