@@ -9,7 +9,7 @@ HTTP thread beats the heart while the main thread computes, and hears SIGTERM at
 need not wait for C code to return).
 
 POST /v1/call           Call (JSON) -> 200 and a stream of event lines; closing the request cancels the call
-                        401 no or a wrong token, 422 not a Call, 503 draining, or a call is open already
+                        401 no or a wrong token, 413 too large, 422 not a Call, 503 draining, or one is open already
 GET  /healthz/live      200
 GET  /healthz/ready     200, or 503 while draining
 GET  /metrics           Prometheus text
@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import json
 import logging
 import math
 import os
@@ -44,8 +45,10 @@ from dataclasses import dataclass, field
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from functions.base.http_limits import TooLarge, bounded_body, limited
 from functions.base.logs import About, catch_printed, finish_printed, log_lines
 from functions.base.prometheus import CONTENT_TYPE
 from functions.base.wire import Call, Event
@@ -62,6 +65,8 @@ from functions.server.settings import Settings
 log = logging.getLogger(__name__)
 
 STUCK_EXIT = 70
+LARGEST_CALL_BYTES = 64 << 20
+"""A call has prompts, never samples: those are in the exchange. A prompt group of 32,000 tokens is 0.2 MB of JSON."""
 ANSWERED_S = 1.0
 """How long a call waits for the one before it to be closed: its caller may be gone without our knowing it yet."""
 
@@ -99,10 +104,10 @@ class EventStream(StreamingResponse):
             self.closed()
 
 
-def problem(status: int, title: str, detail: str) -> JSONResponse:
+def problem(status: int, title: str, detail: str, **headers: str) -> JSONResponse:
     """RFC 9457."""
     body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
-    headers = {"retry-after": "1"} if status == 503 else None
+    headers |= {"retry-after": "1"} if status == 503 else {}
     return JSONResponse(body, status, headers=headers, media_type="application/problem+json")
 
 
@@ -134,10 +139,14 @@ class Server:
         if self.draining:
             return problem(503, "draining", f"replica {self.settings.name} takes no new calls: it is being stopped")
         try:
-            call = Call.from_json(await request.json())
+            call = Call.from_json(json.loads(await bounded_body(request, LARGEST_CALL_BYTES)))
             check_key(call.prefix + "events")
             if not (math.isfinite(call.deadline_s) and call.deadline_s > 0):
                 raise ValueError(f"deadline_s is {call.deadline_s}, wants a number of seconds above 0")
+        except TooLarge:
+            return problem(413, "too large", f"a call has at most {LARGEST_CALL_BYTES} bytes", connection="close")
+        except ClientDisconnect:  # nobody hears this
+            return problem(408, "not whole", "the request ended before its body")
         except (ValueError, RecursionError) as error:
             return problem(422, "not a Call", " ".join(str(error).split()))
         if call.epoch < self.epoch:
@@ -258,7 +267,7 @@ class Server:
 
     def shell(self) -> uvicorn.Server:
         return uvicorn.Server(uvicorn.Config(
-            self.app(), loop="asyncio", http="httptools", ws="none", lifespan="off", log_config=None,
+            self.app(), loop="asyncio", http=limited(), ws="none", lifespan="off", log_config=None,
             access_log=False, timeout_graceful_shutdown=10, backlog=128,
         ))  # fmt: skip
 

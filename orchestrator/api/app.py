@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from threading import Thread
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
@@ -58,6 +59,7 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens, *, loopback: bool) -> Fas
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        Thread(target=jobs.sweep, name="sweep", daemon=True).start()  # stores may be away: nobody waits for it
         app.state.keeper = keeper = guarded("the keeper of jobs", partial(keep_going, jobs), log.critical)
         yield
         jobs.changed.set()  # its thread waits for this

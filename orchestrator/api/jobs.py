@@ -34,23 +34,19 @@ from orchestrator.api.problems import ApiError
 from orchestrator.api.summary import Summary, SummaryFile
 from orchestrator.base.errors import OrchestratorError, RunError
 from orchestrator.job.config import JobConfig
-from orchestrator.run.directory import RunDirectory, write_atomically
+from orchestrator.run.directory import RunDirectory, unique_name, write_atomically
 from orchestrator.run.events import EventType, tell_end
-from orchestrator.run.identity import is_held_by
+from orchestrator.run.identity import delete_held
 from orchestrator.telemetry.now import FILE as NOW
 from orchestrator.telemetry.now import NowFile
 
 State = Literal["queued", "running", "interrupted", "succeeded", "failed", "cancelled"]
 STATES: tuple[State, ...] = get_args(State)
 ID = r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$"
-LONGEST = 28
-"""Of the ids that are made here: a function's name and a revision's number come after it, and a label holds 63."""
 RESTARTS = 3
 KEYS = ".idempotency"
 DELETED = ".deleted"
 _ENDS: dict[EventType, State] = {"finished": "succeeded", "failed": "failed", "cancelled": "cancelled"}
-_SUFFIX = 11
-"""`-` and ten hexadecimal digits."""
 log = logging.getLogger(__name__)
 
 
@@ -103,8 +99,7 @@ class Jobs:
             (runs / KEYS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{runs}: cannot hold runs: {error.strerror}") from error
-        for left in runs.glob(f"{DELETED}-*"):
-            shutil.rmtree(left, ignore_errors=True)
+        self._left = list(runs.glob(f"{DELETED}-*"))
 
     def directory(self, job: str) -> Path:
         return self.runs / job
@@ -115,7 +110,7 @@ class Jobs:
         Raises ApiError 422 for a key that came with another body.
         """
         with self._lock:
-            id = f"{config.name[: LONGEST - _SUFFIX].rstrip('-')}-{secrets.token_hex(5)}"
+            id = unique_name(config.name)
             if key is not None:
                 known = self._claim(key, hashlib.sha256(body).hexdigest(), id)
                 if known in self._ids():
@@ -222,9 +217,21 @@ class Jobs:
     def _delete_exchanged(directory: RunDirectory, config: JobConfig) -> None:
         """What the job has in a store; another run's data under the same name stays."""
         if config.exchange.url is not None:
-            exchange = directory.open_exchange(config)
-            if is_held_by(exchange, directory.identity(config)):
-                exchange.delete("")
+            delete_held(directory.open_exchange(config), directory.identity(config))
+
+    def sweep(self) -> None:
+        """Ends the deletions that a server before this one was killed in; where a store is away, the next one does."""
+        for left in self._left:
+            try:
+                directory = RunDirectory.open(left)
+                with directory.lock():
+                    self._delete_exchanged(directory, directory.job)
+            except (ExchangeError, OrchestratorError) as error:
+                if (left / "run.json").exists() and (left / "job.toml").exists():  # else its files were going already
+                    log.warning("%s: a job that was deleted is not all gone: %s", left, error)
+                    continue
+            shutil.rmtree(left, ignore_errors=True)
+        self._left = []
 
     def _check_settled(self, id: str) -> None:
         job = self.get(id)

@@ -2,7 +2,8 @@
 
 The template is a whole `batch/v1` Job whose first container has the orchestrator's image and mounts the directory of
 runs where this server does; name, labels and arguments are put in here. The runner's service account needs nothing of
-Jobs; this server's needs create, list and deletecollection of `jobs` in its namespace.
+Jobs; this server's needs create, list and deletecollection of `jobs` in its namespace. What an orchestrator prints it
+keeps in its run directory itself: a pod's log goes with the pod.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def job_manifest(template: dict[str, Any], job: str, launch: int, runs: Path) ->
     metadata.setdefault("labels", {})[RUNNER_LABEL] = job
     pod = manifest["spec"]["template"]
     pod.setdefault("metadata", {}).setdefault("labels", {})[RUNNER_LABEL] = job
-    pod["spec"]["containers"][0]["args"] = ["resume", str(runs / job)]
+    pod["spec"]["containers"][0]["args"] = ["resume", str(runs / job), "--keep-output"]
     return manifest
 
 

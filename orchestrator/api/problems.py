@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from orchestrator.api.redact import redacted
 from orchestrator.base.errors import OrchestratorError
@@ -80,6 +81,9 @@ def install(app: FastAPI) -> None:
         log.error("%s", error)
         return problem(500, str(error))
 
+    async def gone(_request: Request, _error: Exception) -> JSONResponse:
+        return problem(408, "the request ended before its body")  # nobody hears this
+
     async def unexpected(_request: Request, error: Exception) -> JSONResponse:
         return problem(500, f"unexpected {type(error).__name__}; the server's log has the trace")
 
@@ -87,6 +91,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(OrchestratorError, run_error)
+    app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(Exception, unexpected)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from functions.base.http_limits import TooLarge, bounded_body
 from orchestrator.api import models
 from orchestrator.api.feed import Feeds
 from orchestrator.api.jobs import ID, Job, Jobs, State
@@ -173,12 +174,10 @@ def _event_schema() -> dict[str, Any]:
 
 async def _read(request: Request) -> bytes:
     """Raises ApiError 413 as soon as there is too much of it."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > LARGEST_JOB_BYTES:
-            raise ApiError(413, f"a job has at most {LARGEST_JOB_BYTES} bytes", headers={"Connection": "close"})
-    return bytes(body)
+    try:
+        return await bounded_body(request, LARGEST_JOB_BYTES)
+    except TooLarge:
+        raise ApiError(413, f"a job has at most {LARGEST_JOB_BYTES} bytes", headers={"Connection": "close"}) from None
 
 
 def _view(job: Job) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from functions.base.http_limits import backlog, limited
 from functions.base.logs import About, log_lines
 from orchestrator.api.app import create_app
 from orchestrator.api.auth import Tokens, own_token, read_token
@@ -49,6 +50,9 @@ def build(options: ServeOptions) -> FastAPI:
             raise ConfigError(f"--data-root {root}: no such directory")
         roots.append(root.resolve())
     runs = options.runs.resolve()
+    defaults = {} if options.defaults is None else read_table(options.defaults)
+    if options.job_template is not None and (defaults.get("platform") or {}).get("kind") != "knative":
+        raise ConfigError('--job-template: its jobs run on a cluster; --defaults has to say platform.kind = "knative"')
     launcher: Launcher
     if options.job_template is None:
         launcher = LocalLauncher(runs)
@@ -56,7 +60,6 @@ def build(options: ServeOptions) -> FastAPI:
         from orchestrator.api.launch_kubernetes import KubernetesLauncher
 
         launcher = KubernetesLauncher.connect(runs, options.job_template)
-    defaults = {} if options.defaults is None else read_table(options.defaults)
     tokens = Tokens(options.tokens or own_token(runs))
     site = Site([*roots, runs / FILES], defaults)
     jobs = Jobs(runs, launcher, max_running=options.max_running)
@@ -71,8 +74,9 @@ def serve(options: ServeOptions) -> None:
     token = "" if options.tokens is not None else f"#token={read_token(own_token(options.runs.resolve()))}"
     print(f"dashboard: {address}/{token}\njob API:   {address}/openapi.json", flush=True)
     config = uvicorn.Config(
-        app, host=options.host, port=options.port, log_config=None, access_log=False, timeout_graceful_shutdown=3
-    )
+        app, host=options.host, port=options.port, http=limited(), backlog=backlog(), ws="none", log_config=None,
+        access_log=False, timeout_graceful_shutdown=3,
+    )  # fmt: skip
     uvicorn.Server(config).run()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 
@@ -40,17 +41,30 @@ def check(job: JobConfig | None, config: KnativeConfig) -> Iterator[Check]:
         yield Check("cluster", False, str(error), "set KUBECONFIG to a cluster that you can reach")
         return
     found = (int(version["major"]), int(re.sub(r"\D", "", version["minor"])))
-    yield Check("kubernetes", found >= KUBERNETES, f"{version['gitVersion']} at {api.host}", "needs 1.30 or newer")
+    oldest = ".".join(map(str, KUBERNETES))
+    yield Check("kubernetes", found >= KUBERNETES, f"{version['gitVersion']} at {api.host}", f"needs {oldest} or newer")
     knative = _knative(api)
     yield knative
     if not knative.ok:
         return
+    yield _ingress(job, config)
     kn = find_kn()
     yield Check("kn", True, kn or "not on the PATH: Services go through the API")
     yield from _settings(api, job, config)
     yield from _rights(api, config.namespace)
     yield from _objects(api, config)
     yield _gpus(api, job, config)
+
+
+def _ingress(job: JobConfig | None, config: KnativeConfig) -> Check:
+    """A job that this machine runs calls functions from here; one that is submitted does so from its runner."""
+    if config.ingress is not None:
+        return Check("ingress", True, config.ingress)
+    if "KUBERNETES_SERVICE_HOST" in os.environ:  # Kubernetes sets it in every pod
+        return Check("ingress", True, "calls go to functions by their cluster-local names")
+    found = "this machine is outside of the cluster, where functions' cluster-local names mean nothing"
+    remedy = "set platform.knative.ingress to the URL of Kourier's internal listener, or `submit` the job"
+    return Check("ingress", job is None, found, remedy)
 
 
 def _knative(api: KubeApi) -> Check:

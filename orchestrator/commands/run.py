@@ -14,7 +14,7 @@ from orchestrator.base.errors import ConfigError, DataError
 from orchestrator.commands.arguments import job_file
 from orchestrator.job.checks import check_engine
 from orchestrator.job.config import load_job
-from orchestrator.run.directory import RunDirectory
+from orchestrator.run.directory import RunDirectory, unique_name
 from orchestrator.session.session import Run, prepare, train
 from orchestrator.session.terminal_view import open_view
 
@@ -32,9 +32,12 @@ def execute(given: Namespace) -> int:
     overrides = [*given.overrides, *(["platform.warm_parent=false"] if given.no_warm_parent else [])]
     overrides += [f"platform.kind={given.platform}"] if given.platform else []
     job = load_job(given.job, overrides)
+    path = given.run_dir or Path("runs") / job.name
+    if job.platform.kind == "knative":  # others may have a job of its name there
+        job = job.model_copy(update={"name": unique_name(job.name)})
     prepared = prepare(job)
     check_engine(job)
-    directory = RunDirectory.create(given.run_dir or Path("runs") / job.name, job)
+    directory = RunDirectory.create(path, job)
     try:
         return work(Run(prepared, directory))
     except (ConfigError, DataError):  # found out late: the mended job may have its place

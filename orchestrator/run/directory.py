@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import socket
 import time
@@ -25,10 +26,14 @@ from functions.exchange.base import Exchange, ExchangeError
 from functions.exchange.open import open_exchange
 from orchestrator.base.errors import ConfigError, RunError
 from orchestrator.job.config import JobConfig, dump_job, load_job
-from orchestrator.run.identity import JOURNAL, RunIdentity, is_held_by
+from orchestrator.run.identity import JOURNAL, RunIdentity, delete_held
 
 FORMAT = 2
 LOCK_TRIES = 20
+LONGEST = 28
+"""Of names with digits: a function's name and a revision's number come after them, and a label holds 63."""
+_DIGITS = 5
+"""Bytes."""
 
 
 class RunDirectory:
@@ -79,8 +84,7 @@ class RunDirectory:
             exchange = self.open_exchange(job)
             if exchange.durable.list(JOURNAL):
                 return
-            if is_held_by(exchange, self.identity(job)):
-                exchange.delete("")
+            delete_held(exchange, self.identity(job))
         shutil.rmtree(self.path, ignore_errors=True)
 
     @property
@@ -138,6 +142,12 @@ class RunDirectory:
         except (FileNotFoundError, ValueError):
             return None
         return None
+
+
+def unique_name(name: str) -> str:
+    """`arithmetic-3f9a1c0b2d`: what a job is called where others have theirs, a namespace or a server."""
+    digits = secrets.token_hex(_DIGITS)
+    return f"{name[: LONGEST - len(digits) - 1].rstrip('-')}-{digits}"
 
 
 def write_atomically(path: Path, data: bytes) -> None:

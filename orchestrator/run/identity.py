@@ -98,6 +98,18 @@ def is_held_by(exchange: Exchange, run: RunIdentity) -> bool:
     return bool(taken) and _decode(taken[-1], exchange.durable.get(taken[-1])).id == run.id
 
 
+def delete_held(exchange: Exchange, run: RunIdentity) -> None:
+    """Deletes what lies in the exchange, if it is this run's. Raises ExchangeError, RunError.
+
+    The leases, which say whose it is, go last: a deletion that was interrupted can be taken up.
+    """
+    if is_held_by(exchange, run):
+        folders = {key.partition("/")[0] for key in exchange.list("") if "/" in key}
+        for folder in sorted(folders - {LEASES.rstrip("/")}):
+            exchange.delete(f"{folder}/")
+        exchange.delete("")
+
+
 async def _lease(store: AsyncExchange, key: str) -> RunIdentity:
     return _decode(key, await store.get(key))
 

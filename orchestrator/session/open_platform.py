@@ -18,11 +18,11 @@ def check_platform(job: JobConfig, specs: Sequence[FunctionSpec]) -> None:
         check_names(job.name, [spec.name for spec in specs])
 
 
-def open_platform(job: JobConfig, exchange: str, root: str, *, log_dir: Path) -> Platform:
-    """The platform of a job whose exchange is at `exchange`, under `root`. Raises PlatformError."""
+def open_platform(job: JobConfig, exchange: str, root: str, *, run: str, log_dir: Path) -> Platform:
+    """The platform of a job whose exchange is at `exchange`, under `root`; `run` is its id. Raises PlatformError."""
     if job.platform.kind == "local" or job.platform.knative is None:
         return LocalPlatform(exchange, root, log_dir=log_dir, warm_parent=job.platform.warm_parent)
     from orchestrator.platforms.knative.manifests import JobContext
     from orchestrator.platforms.knative.platform import KnativePlatform
 
-    return KnativePlatform(JobContext(job.name, exchange, root, job.limits.call_s, job.platform.knative))
+    return KnativePlatform(JobContext(job.name, exchange, root, job.limits.call_s, job.platform.knative, run))

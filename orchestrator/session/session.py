@@ -107,7 +107,7 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
     sent, settings = job, run.prepared.settings
     if job.platform.kind == "knative":
         sent, settings = await carry(store, job, settings)
-    platform = open_platform(job, *run.directory.exchange(job), log_dir=path / "logs")
+    platform = open_platform(job, *run.directory.exchange(job), run=identity.id, log_dir=path / "logs")
     recorder = Recorder(job, path, store, journal.records, platform, specs, view, events)
     with open_tracing(job, recorder.note) as tracing:
         invoker = Invoker(

@@ -15,6 +15,7 @@ import kubernetes
 import pytest
 
 from orchestrator.api.launch_kubernetes import RUNNER_LABEL, KubernetesLauncher, job_manifest
+from orchestrator.api.server import ServeOptions, build
 from orchestrator.base.errors import ConfigError, RunError
 
 TEMPLATE = {
@@ -102,7 +103,11 @@ def test_the_manifest_of_a_launch() -> None:
     assert made["metadata"]["name"] == "tiny-0123456789-2"
     assert made["metadata"]["labels"] == {"app.kubernetes.io/component": "runner", RUNNER_LABEL: "tiny-0123456789"}
     assert made["spec"]["template"]["metadata"]["labels"] == {RUNNER_LABEL: "tiny-0123456789"}
-    assert made["spec"]["template"]["spec"]["containers"][0]["args"] == ["resume", "/runs/tiny-0123456789"]
+    assert made["spec"]["template"]["spec"]["containers"][0]["args"] == [
+        "resume",
+        "/runs/tiny-0123456789",
+        "--keep-output",
+    ]
     assert RUNNER_LABEL not in json.dumps(TEMPLATE), "the template stays as it is"
     assert re.fullmatch(r"[a-z0-9-]{1,63}", job_manifest(TEMPLATE, "x" * 48, 10**9, Path("/r"))["metadata"]["name"])
 
@@ -143,3 +148,13 @@ def test_a_template_that_is_no_job(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(ConfigError, match="Job manifest"):
         KubernetesLauncher.connect(tmp_path, tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize("defaults", [None, '{"platform": {"kind": "local"}}', '{"limits": {"call_s": 60}}'])
+def test_runners_on_a_cluster_have_no_local_functions(tmp_path: Path, defaults: str | None) -> None:
+    """A runner's pod would otherwise be where every function of a job works."""
+    (tmp_path / "job.yaml").write_text(json.dumps(TEMPLATE))
+    (tmp_path / "defaults.json").write_text(defaults or "")
+    file = None if defaults is None else tmp_path / "defaults.json"
+    with pytest.raises(ConfigError, match=r'--job-template: .* platform.kind = "knative"'):
+        build(ServeOptions(tmp_path / "runs", (tmp_path,), defaults=file, job_template=tmp_path / "job.yaml"))

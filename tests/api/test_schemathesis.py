@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.api.conftest import WRITE, Served
+from tests.api.conftest import WRITE, Served, serving, write_run
+
+
+@pytest.fixture
+def fuzzed(tmp_path: Path, root: Path) -> Iterator[Served]:
+    """A server of its own: what is tried here deletes runs."""
+    runs = tmp_path / "served" / "runs"
+    write_run(runs / "done", root, finished=True)
+    with serving(runs, root) as server:
+        yield server
 
 
 def run_schemathesis(served: Served, directory: Path, *words: str) -> None:
@@ -24,11 +34,11 @@ def run_schemathesis(served: Served, directory: Path, *words: str) -> None:
     assert "Traceback" not in served.log.read_text()
 
 
-def test_fuzzing(served: Served, tmp_path: Path) -> None:
-    run_schemathesis(served, tmp_path, "--phases", "fuzzing", "--max-examples", "3")
+def test_fuzzing(fuzzed: Served, tmp_path: Path) -> None:
+    run_schemathesis(fuzzed, tmp_path, "--phases", "fuzzing", "--max-examples", "3")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_phase(served: Served, tmp_path: Path) -> None:
-    run_schemathesis(served, tmp_path, "--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "40")
+def test_every_phase(fuzzed: Served, tmp_path: Path) -> None:
+    run_schemathesis(fuzzed, tmp_path, "--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "40")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 
 from orchestrator.api.launch_kubernetes import job_manifest
 from orchestrator.api.submission import JSON_TYPE, read_job
+from orchestrator.commands.doctor_knative import KUBERNETES as OLDEST
 from orchestrator.commands.doctor_knative import RIGHTS, needed_features
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.knative.manifests import GATE_PATH, JobContext, service
@@ -93,9 +95,17 @@ def test_services_budgets_and_policies_find_their_pods(scenario: Objects) -> Non
             assert chosen == [item["metadata"]["name"]]
         if item["kind"] == "PodDisruptionBudget":
             assert [n for n, found in labels.items() if selects(item["spec"]["selector"], found)] == ["runner"]
+            # Of a Job's pods Kubernetes supports minAvailable as a number only; more than run means that none may go.
+            assert item["spec"]["minAvailable"] >= int(_option(scenario, "--max-running"))
+            assert "maxUnavailable" not in item["spec"]
     for item in (o for o in scenario if o["kind"] == "NetworkPolicy"):
         if not item["metadata"]["name"].endswith("-functions"):
             assert sum(selects(item["spec"]["podSelector"], found) for found in labels.values()) == 1
+
+
+def _option(objects: Objects, name: str) -> str:
+    words = one(objects, "Deployment", "-api")["spec"]["template"]["spec"]["containers"][0]["args"]
+    return next(str(word.partition("=")[2]) for word in words if word.startswith(name))
 
 
 def test_a_job_is_valid_over_the_charts_defaults(scenario: Objects) -> None:
@@ -168,7 +178,7 @@ def test_secrets_that_exist_are_named_and_none_is_made(render: Render) -> None:
     }
 
 
-def test_development_stores_are_off_unless_asked_for(render: Render) -> None:
+def test_development_stores_are_there_where_no_other_is_named(render: Render) -> None:
     kinds = [item["metadata"]["name"] for item in render(PRODUCTION) if item["kind"] == "Deployment"]
     assert kinds == ["rel-rlhf-orchestrate-api"]
     url = config(render(DEVELOPMENT))[0]["exchange"]["url"]
@@ -192,14 +202,14 @@ def test_helm_tests_are_hooks(scenario: Objects) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--set", "exchange.url="], "exchange.url: set it"),
+        (["--set", "exchange.url=,valkey.enabled=false,seaweedfs.enabled=false"], "exchange.url: set it"),
         (["--set", "api.maxRuning=1"], "maxRuning is not allowed"),
         (["--set", "whatever=1"], "whatever is not allowed"),
         (["--set", "exchange.url=dir:///tmp"], "exchange.url"),
         (["--set", "functions.tolerations[0].tolerationSeconds=1"], "tolerationSeconds is not allowed"),
         (["--set", "podSecurity.runAsUser=0"], "runAsUser"),
         (["--set", "functions.cache.hostPath=/b"], "cache"),
-        (["--kube-version", "1.28.0"], "incompatible"),
+        (["--kube-version", "1.29.9"], "incompatible"),
     ],
 )
 def test_values_that_cannot_be(helm: str, words: list[str], said: str) -> None:
@@ -238,3 +248,43 @@ def test_knative_is_set_up_for_what_jobs_of_the_chart_ask_for(scenario: Objects)
     assert {settings["features"].get(key) for key in needed_features(job.platform.knative)} <= {"enabled"}
     assert settings["autoscaler"]["allow-zero-initial-scale"] == "true"
     assert int(settings["defaults"]["max-revision-timeout-seconds"]) > job.limits.call_s + 60
+
+
+def test_without_values_it_runs_on_one_node_with_cpus(render: Render) -> None:
+    objects = render(DEVELOPMENT)
+    assert yaml.safe_load(DEVELOPMENT.read_text()) is None, "no values"
+    defaults, runner = config(objects)
+    knative = defaults["platform"]["knative"]
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    assert {knative["image"], *knative["images"].values()} == {f"dev.local/rlhf-trainer:{version}"}
+    claims = [item["spec"]["accessModes"] for item in objects if item["kind"] == "PersistentVolumeClaim"]
+    assert claims == [["ReadWriteOnce"]] * 3
+    [near] = runner["spec"]["template"]["spec"]["affinity"]["podAffinity"].values()
+    [term] = near
+    assert selects(term["labelSelector"], pods(objects)["rel-rlhf-orchestrate-api"]["metadata"]["labels"])
+    away = config(render(PRODUCTION))[1]["spec"]["template"]["spec"]["affinity"]["podAffinity"]
+    assert list(away) == ["preferredDuringSchedulingIgnoredDuringExecution"]
+
+
+@pytest.mark.parametrize(("values", "wanted"), [(DEVELOPMENT, True), (PRODUCTION, False)])
+def test_the_notes_name_what_production_wants(helm: str, tmp_path: Path, values: Path, wanted: bool) -> None:
+    """`helm template` shows no notes: here they are a config map's text."""
+    chart = shutil.copytree(CHART, tmp_path / "chart")
+    notes = (chart / "templates" / "NOTES.txt").read_text()
+    (chart / "templates" / "_notes.tpl").write_text('{{ define "notes" }}' + notes + "{{ end }}")
+    kept = 'apiVersion: v1\nkind: ConfigMap\nmetadata: {name: notes}\ndata: {notes: {{ include "notes" . | toJson }}}\n'
+    (chart / "templates" / "notes.yaml").write_text(kept)
+    command = [helm, "template", "rel", str(chart), "-s", "templates/notes.yaml", "-f", str(values)]
+    done = subprocess.run([*command, "--kube-version", KUBERNETES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    text = yaml.safe_load(done.stdout)["data"]["notes"]
+    assert "port-forward svc/rel-rlhf-orchestrate-api" in text
+    for key in ("exchange.url", "accessModes", "images.actor", "jobDefaults"):
+        assert (key in text) == wanted, key
+
+
+def test_the_oldest_kubernetes_is_said_once() -> None:
+    number = f"{OLDEST[0]}.{OLDEST[1]}"
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"] == f">={number}.0-0", "as the doctor's"
+    for text in (CHART / "README.md", ROOT / "deploy" / "README.md", ROOT / "docs" / "knative.md"):
+        assert f"Kubernetes {number}" not in text.read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,9 @@ def test_what_the_builder_is_asked_for() -> None:
         "push r.example.com/rlhf-actor:1",
         "r.example.com/rlhf-actor:1",
     ]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     whole = images().stdout.splitlines()
-    assert whole[1::2] == ["rlhf-orchestrator:latest", "rlhf-actor:latest", "rlhf-trainer:latest"]
+    assert whole[1::2] == [f"dev.local/rlhf-{name}:{version}" for name in ("orchestrator", "actor", "trainer")]
 
 
 def test_a_builder_that_fails_ends_it() -> None:
@@ -54,3 +56,15 @@ def test_images_run_as_the_user_that_the_chart_sets_and_copy_what_is_not_ignored
         for source in line.split()[:-1]:
             assert source.split("/")[0] in kept, f"{source}: .dockerignore leaves it out"
             assert (ROOT / source).exists(), source
+
+
+@pytest.mark.parametrize("image", ["orchestrator", "actor", "trainer"])
+def test_an_image_is_tried_as_its_last_step_by_its_user(image: str) -> None:
+    """What it imports exists here too: a module that moves takes its line along."""
+    steps = (ROOT / f"Dockerfile.{image}").read_text().replace("\\\n", "").splitlines()
+    last = [line for line in steps if line.startswith(("RUN", "COPY", "USER"))][-2:]
+    assert last[0] == "USER 65532:65532"
+    modules = re.findall(r"(?:functions|orchestrator)(?:\.\w+)+", last[1])
+    assert modules
+    for module in modules:
+        assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module

@@ -10,10 +10,12 @@ RLHF_INGRESS     URL of Knative's internal ingress as this machine reaches it; w
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -97,6 +99,14 @@ def until(condition: Callable[[], object], limit_s: float) -> float:
 
 
 @contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Of the workers of a session, and of sessions on this machine, one at a time: helm refuses a second."""
+    with (Path(tempfile.gettempdir()) / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
 def forwarded(namespace: str, service: str, port: int) -> Iterator[str]:
     """The URL at which `kubectl port-forward` reaches a service."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -128,7 +138,8 @@ def release() -> Iterator[Release]:
     values = [word for file in os.environ["RLHF_VALUES"].split(":") for word in ("-f", file)]
     chart = str(ROOT / "charts" / "rlhf-orchestrate")
     helm = ["helm", "upgrade", RELEASE, chart, "--install", "-n", namespace, "--create-namespace", "--wait", *values]
-    done = subprocess.run(helm, capture_output=True, text=True, timeout=300, check=False)
+    with locked(f"rlhf-helm-{namespace}"):
+        done = subprocess.run(helm, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     api = KubeApi()
     full = f"{RELEASE}-rlhf-orchestrate"

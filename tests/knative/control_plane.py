@@ -143,6 +143,9 @@ class ControlPlane:
         if request.method == "GET":
             return JSONResponse(cluster.get(kind, name))
         if request.method == "DELETE":
+            uid = ((body or {}).get("preconditions") or {}).get("uid")
+            if uid is not None and cluster.get(kind, name)["metadata"]["uid"] != uid:
+                raise Refused(409, f'{kind} "{name}": the UID in the precondition does not match')
             cluster.delete(kind, name, (body or {}).get("gracePeriodSeconds"))
             return JSONResponse({"kind": "Status", "status": "Success"})
         if request.headers["content-type"] == "application/apply-patch+yaml":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from orchestrator.commands.doctor import Check
 from orchestrator.commands.doctor_knative import check
 from orchestrator.commands.main import main
+from orchestrator.job.config import parse_job
 from orchestrator.platforms.config import KnativeConfig, TolerationConfig, VolumeConfig
 from tests.knative.conftest import Start
 from tests.knative.control_plane import ControlPlane
@@ -107,3 +109,23 @@ def test_no_knative_and_no_cluster(
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     assert main(["doctor", "--platform", "knative"]) == 1
     assert "set KUBECONFIG" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("ingress", "in_pod", "ok"), [(None, False, False), ("http://10.0.0.1", False, True), (None, True, True)]
+)
+def test_a_machine_outside_of_the_cluster_needs_a_way_in(
+    control_plane: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ingress: str | None, in_pod: bool, ok: bool
+) -> None:
+    fresh(control_plane())
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    if in_pod:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    table = {"name": "j", "steps": 1, "model": {"path": "m"}, "data": {"train": "t"}}
+    found = {
+        told.name: told
+        for told in check(parse_job(table, base=tmp_path), CONFIG.model_copy(update={"ingress": ingress}))
+    }
+    assert found["ingress"].ok == ok
+    assert ok or "outside of the cluster" in found["ingress"].found
+    assert run()["ingress"].ok, "without a job nothing is called from here"

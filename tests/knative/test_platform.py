@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import signal
 from collections.abc import AsyncIterator, Coroutine
@@ -34,9 +35,9 @@ COUNT = FunctionSpec("count", f"{FUNCTIONS}:Count", max_replicas=4)
 FAST = Timing(quiet_s=8 / SPEED, lease_s=1.0, renew_s=0.2, pending_s=2.0, close_s=5.0, ready_s=10.0)
 
 
-def context(plane: ControlPlane, **settings: Any) -> JobContext:
+def context(plane: ControlPlane, run: str = "a1", **settings: Any) -> JobContext:
     config = KnativeConfig(**({"image": "functions", "ingress": plane.ingress_url} | settings))
-    return JobContext("job", str(plane.root / "exchange"), "job", 600.0, config)
+    return JobContext("job", str(plane.root / "exchange"), "job", 600.0, config, run)
 
 
 @asynccontextmanager
@@ -248,15 +249,17 @@ def test_a_response_that_ran_into_its_limit_is_no_answer(control_plane: Start) -
 
 def test_calls_without_the_jobs_token_are_refused(control_plane: Start) -> None:
     plane = control_plane()
+    other = base64.b64encode(b"other").decode()
 
     async def test() -> None:
         async with knative(plane) as platform:
-            await platform.scale("count", 1)
-            await answer(platform, count("a"))
-            assert platform._caller is not None
-            platform._caller.token = "other"
+            plane.ask(lambda cluster: cluster.objects["secrets", "job-token"]["data"].update(token=other))
+            await platform.scale("count", 1)  # a pod that begins now has it, and ours is none
             with pytest.raises(PlatformError, match=r"401.*token"):
-                await answer(platform, count("b"))
+                await answer(platform, count("a"))
+        async with knative(plane) as second:  # the Secret went with the first: this one has made its own
+            await second.scale("count", 1)
+            assert (await answer(second, count("a")))[-1].kind == "done"
 
     run(test())
 
@@ -308,26 +311,47 @@ def test_a_lease_lost_while_the_api_was_away_is_taken_again(control_plane: Start
 
 def test_a_second_orchestrator_takes_over_without_a_new_revision(control_plane: Start) -> None:
     plane = control_plane()
+    answered = plane.root / "answered"
+    child = os.fork()
+    if child == 0:
+
+        async def work() -> None:
+            first = KnativePlatform(context(plane), timing=replace(FAST, lease_s=600.0, renew_s=200.0))
+            await first.deploy([COUNT])
+            await first.scale("count", 2)
+            await answer(first, count("a"))
+            answered.touch()
+            await asyncio.Event().wait()
+
+        try:
+            asyncio.run(work())
+        finally:
+            os._exit(1)
 
     async def test() -> None:
-        first = KnativePlatform(context(plane), timing=FAST)
-        await first.deploy([COUNT])
-        await first.scale("count", 2)
-        await answer(first, count("a"))
-        for task in list(first._tasks):  # as if killed
-            task.cancel()
+        await eventually(lambda: answered.exists() and _ready(plane) == 2)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        [lease] = _leases(plane)
         async with knative(plane) as second:
             await eventually(lambda: [replica.state for replica in second.replicas()] == ["idle", "idle"])
             await eventually(lambda: not second.replicas())  # not wanted by anyone any more
             await second.scale("count", 1)
             await answer(second, count("b"))
-            await asyncio.sleep(1.5)  # the first one's lease runs out: it owns nothing
+            plane.ask(lambda cluster: cluster.objects["jobs", lease]["spec"].update(activeDeadlineSeconds=0))
+            await eventually(lambda: lease not in _leases(plane))  # the first one's ran out: it owned nothing
             assert plane.ask(lambda cluster: list(cluster.revisions)) == ["job-count-00001"]
             await answer(second, count("c"))
-        assert first._watch is not None
-        first._watch.stop()
 
     run(test())
+
+
+def _ready(plane: ControlPlane) -> int:
+    return plane.ask(lambda cluster: sum(pod.ready for pod in cluster.pods.values()))
+
+
+def _leases(plane: ControlPlane) -> list[str]:
+    return plane.ask(lambda cluster: [name for kind, name in cluster.objects if kind == "jobs"])
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from orchestrator.platforms.base import PlatformError
+from orchestrator.platforms.config import KnativeConfig
 from orchestrator.platforms.knative.api import KubeApi
+from orchestrator.platforms.knative.manifests import JobContext
 from orchestrator.platforms.knative.watch import PodWatch
 from tests.knative.conftest import Start
 
+CONTEXT = JobContext("job", "dir:///x", "job", 600.0, KnativeConfig(image="functions"))
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -28,7 +31,7 @@ def test_a_list_that_cannot_be_understood_ends_the_watch_in_one_line(control_pla
         raise KeyError("labels")
 
     async def run() -> None:
-        watch = PodWatch(KubeApi(None), "default", "job", cannot)
+        watch = PodWatch(KubeApi(None), CONTEXT, cannot)
         for waiting in (watch.ready(), watch.supervise()):
             with pytest.raises(PlatformError, match="the job's pods has ended: KeyError: 'labels'"):
                 await waiting
@@ -59,7 +62,7 @@ def test_a_thread_that_dies_ends_the_watch(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
 
     async def run() -> None:
-        watch = PodWatch(KubeApi(None), "default", "job", lambda _kind, _value: None)
+        watch = PodWatch(KubeApi(None), CONTEXT, lambda _kind, _value: None)
         with pytest.raises(PlatformError, match="KeyError: 'metadata'"):
             await watch.supervise()
 

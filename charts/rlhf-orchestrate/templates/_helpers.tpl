@@ -30,10 +30,11 @@ app.kubernetes.io/instance: {{ $root.Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
-{{/* An image; takes (list $ name). */}}
+{{/* An image; takes (list $ name). The actor's is the trainer's where none is named. */}}
 {{- define "rlhf.image" -}}
 {{- $root := index . 0 -}}
 {{- $image := index $root.Values.images (index . 1) -}}
+{{- if not $image.repository -}}{{- $image = $root.Values.images.trainer -}}{{- end -}}
 {{- printf "%s:%s" $image.repository (default $root.Chart.AppVersion $image.tag) -}}
 {{- end -}}
 
@@ -47,6 +48,22 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- default (printf "%s-tokens" (include "rlhf.fullname" .)) .Values.api.existingSecret -}}
 {{- end -}}
 
+{{/* Whether a development store is made ("": no); `auto`: where exchange.url names none. */}}
+{{- define "rlhf.valkey" -}}
+{{- include "rlhf.on" (list . .Values.valkey.enabled) -}}
+{{- end -}}
+{{- define "rlhf.seaweedfs" -}}
+{{- include "rlhf.on" (list . .Values.seaweedfs.enabled) -}}
+{{- end -}}
+{{- define "rlhf.on" -}}
+{{- $root := index . 0 -}}
+{{- $enabled := toString (index . 1) -}}
+{{- if or (eq $enabled "true") (and (eq $enabled "auto") (not $root.Values.exchange.url)) -}}true{{- end -}}
+{{- end -}}
+{{- define "rlhf.ownStores" -}}
+{{- include "rlhf.valkey" . -}}{{- include "rlhf.seaweedfs" . -}}
+{{- end -}}
+
 {{- define "rlhf.stores" -}}
 {{- printf "%s-stores" (include "rlhf.fullname" .) -}}
 {{- end -}}
@@ -55,7 +72,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- define "rlhf.exchangeSecret" -}}
 {{- if .Values.exchange.existingSecret -}}
 {{- .Values.exchange.existingSecret -}}
-{{- else if or .Values.valkey.enabled .Values.seaweedfs.enabled -}}
+{{- else if include "rlhf.ownStores" . -}}
 {{- include "rlhf.stores" . -}}
 {{- end -}}
 {{- end -}}
@@ -66,14 +83,14 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- $s3 := printf "s3://%s/jobs?endpoint=http://%s-seaweedfs:8333&region=us-east-1" .Values.seaweedfs.bucket $name -}}
 {{- if .Values.exchange.url -}}
 {{- .Values.exchange.url -}}
-{{- else if and .Values.valkey.enabled .Values.seaweedfs.enabled -}}
+{{- else if and (include "rlhf.valkey" .) (include "rlhf.seaweedfs" .) -}}
 {{- printf "tiered+%s&redis=%s" $s3 $redis -}}
-{{- else if .Values.seaweedfs.enabled -}}
+{{- else if include "rlhf.seaweedfs" . -}}
 {{- $s3 -}}
-{{- else if .Values.valkey.enabled -}}
+{{- else if include "rlhf.valkey" . -}}
 {{- $redis -}}
 {{- else -}}
-{{- fail "exchange.url: set it (tiered+s3://..., s3://..., redis://...), or enable valkey and seaweedfs for development" -}}
+{{- fail "exchange.url: set it (tiered+s3://..., s3://..., redis://...), or leave valkey and seaweedfs on for development" -}}
 {{- end -}}
 {{- end -}}
 
@@ -81,6 +98,13 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- define "rlhf.claim" -}}
 {{- $root := index . 0 -}}
 {{- default (printf "%s-%s" (include "rlhf.fullname" $root) (index . 1)) (index $root.Values.storage (index . 1)).existingClaim -}}
+{{- end -}}
+
+{{/* "true" where a claim that the chart makes can be mounted on one node only. */}}
+{{- define "rlhf.oneNode" -}}
+{{- range $storage := list .Values.storage.runs .Values.storage.data -}}
+{{- if and (not $storage.existingClaim) (not (has "ReadWriteMany" $storage.accessModes)) -}}true{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "rlhf.podSecurity" -}}
@@ -166,15 +190,14 @@ spec:
       {{- with .Values.runner.tolerations }}
       tolerations: {{ toJson . }}
       {{- end }}
+      {{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" (include "rlhf.selector" (list . "api") | fromYaml)) }}
       affinity:
         podAffinity:  # a claim that one node may write needs it, others do not mind
-          preferredDuringSchedulingIgnoredDuringExecution:
-            - weight: 1
-              podAffinityTerm:
-                topologyKey: kubernetes.io/hostname
-                labelSelector:
-                  matchLabels:
-                    {{- include "rlhf.selector" (list . "api") | nindent 20 }}
+          {{- if include "rlhf.oneNode" . }}
+          requiredDuringSchedulingIgnoredDuringExecution: [{{ toJson $term }}]
+          {{- else }}
+          preferredDuringSchedulingIgnoredDuringExecution: [{{ toJson (dict "weight" 1 "podAffinityTerm" $term) }}]
+          {{- end }}
       containers:
         - name: runner
           image: {{ include "rlhf.image" (list . "orchestrator") }}

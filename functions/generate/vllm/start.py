@@ -91,6 +91,24 @@ def preload() -> None:
         _register_kernels_once()
 
 
+def unloaded() -> str | None:
+    """What keeps vLLM's compiled part from loading, in one line; None: nothing. The driver's library is the node's.
+
+    vLLM itself only warns of it, and fails much later over an operation that is not there.
+    """
+    import torch  # noqa: F401  # whose libraries it is linked to
+
+    try:
+        importlib.import_module("vllm._C")
+    except ImportError as error:
+        missing = re.match(r"(\S+): cannot open shared object file", str(error))
+        if missing and missing[1] == "libcuda.so.1":
+            return None
+        why = f"{missing[1]} is missing" if missing else " ".join(str(error).split())[:200]
+        return f"vLLM's compiled part does not load: {why}"
+    return None
+
+
 def device_type() -> str:
     """`cpu` or `cuda`: what the installed vLLM was built for."""
     environment()
@@ -208,8 +226,13 @@ def _explained(model_dir: Path, config_json: dict[str, Any], settings: VllmSetti
     """Turns what vLLM raises for a model or setting it cannot serve into a ValueError of one line."""
     try:
         yield
-    except (ValueError, RuntimeError, AssertionError, OSError, NotImplementedError, KeyError, TypeError) as error:
+    except (
+        ValueError, RuntimeError, AssertionError, OSError, NotImplementedError, KeyError, TypeError, AttributeError,
+        ImportError,
+    ) as error:  # fmt: skip
         text = " ".join(str(error).split())
+        if isinstance(error, AttributeError | ImportError) and (lost := unloaded()) is not None:
+            raise ValueError(lost) from error
         raise ValueError(f"model {model_dir}: {_reason(text, config_json, settings) or text[:300]}") from error
 
 

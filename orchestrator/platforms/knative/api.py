@@ -68,11 +68,13 @@ class KubeApi:
         """Creates the object, or brings it in line with `body`."""
         return self._json("PATCH", path, body, {"fieldManager": manager, "force": "true"}, APPLY)
 
-    def delete(self, path: str, *, grace_s: int | None = None) -> None:
-        """Also when it is gone already."""
+    def delete(self, path: str, *, grace_s: int | None = None, uid: str | None = None) -> None:
+        """Also when it is gone already; with `uid` that very object alone (409 for another of its name)."""
         options: Json = {"propagationPolicy": "Background"}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
         try:
             self._json("DELETE", path, options)
         except ApiError as error:

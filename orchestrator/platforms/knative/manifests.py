@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.base.errors import ConfigError
-from orchestrator.platforms.base import FunctionSpec
+from orchestrator.platforms.base import FunctionSpec, PlatformError
 from orchestrator.platforms.config import KnativeConfig, VolumeConfig
 
 Json = dict[str, Any]
 
 JOB_LABEL = "rlhf-orchestrate/job"
+RUN_LABEL = "rlhf-orchestrate/run"
+"""The run's id (run.json): what has another, or none, is not ours to change or delete."""
 FUNCTION_LABEL = "rlhf-orchestrate/function"
 MANAGER = "rlhf-orchestrate"
 AUTOSCALING = "autoscaling.knative.dev"
@@ -58,20 +60,39 @@ class JobContext:
     """The job's root in the exchange."""
     call_s: float
     config: KnativeConfig
+    run: str = ""
+    """The run's id."""
 
     @property
     def secret(self) -> str:
         return f"{self.job}-token"
 
 
-def labels(job: str, component: str) -> Json:
+def labels(context: JobContext, component: str) -> Json:
+    job = context.job
     return {
         "app.kubernetes.io/name": MANAGER,
         "app.kubernetes.io/instance": job,
         "app.kubernetes.io/component": component,
         "app.kubernetes.io/managed-by": MANAGER,
         JOB_LABEL: job,
+        RUN_LABEL: context.run,
     }
+
+
+def check_own(context: JobContext, kind: str, found: Json) -> None:
+    """Raises PlatformError, one line, for an object of the cluster that is not this run's."""
+    meta = found["metadata"]
+    tags: Json = meta.get("labels") or {}
+    ours = labels(context, "")
+    if all(tags.get(key) == ours[key] for key in ("app.kubernetes.io/managed-by", JOB_LABEL, RUN_LABEL)):
+        return
+    whose = f"run {tags[RUN_LABEL]}" if tags.get(RUN_LABEL) else f"{tags.get('app.kubernetes.io/managed-by', 'others')}"
+    name, namespace = meta["name"], context.config.namespace
+    raise PlatformError(
+        f"{kind} {name} in namespace {namespace} belongs to {whose}, not to this run ({context.run}): it stays as it "
+        f"is; start the job as name=OTHER, or delete what is there"
+    )
 
 
 def check_names(job: str, functions: Sequence[str]) -> None:
@@ -100,7 +121,7 @@ def service_name(job: str, function: str) -> str:
 
 def service(context: JobContext, spec: FunctionSpec) -> Json:
     """The Knative Service of one function, cluster-local, at zero."""
-    tags = labels(context.job, spec.name) | {FUNCTION_LABEL: spec.name}
+    tags = labels(context, spec.name) | {FUNCTION_LABEL: spec.name}
     timeout_s = math.ceil(context.call_s) + WAIT_S
     return {
         "apiVersion": "serving.knative.dev/v1",
@@ -256,7 +277,7 @@ def secret(context: JobContext, token: str) -> Json:
         "metadata": {
             "name": context.secret,
             "namespace": context.config.namespace,
-            "labels": labels(context.job, "token"),
+            "labels": labels(context, "token"),
         },
         "type": "Opaque",
         "stringData": {TOKEN_KEY: token},
@@ -269,7 +290,7 @@ def lease(context: JobContext, lease_s: int) -> Json:
     Its pod has a scheduling gate that nobody opens: it takes no node, and no cluster autoscaler looks at it.
     """
     config = context.config
-    tags = labels(context.job, "lease")
+    tags = labels(context, "lease")
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -330,6 +351,6 @@ def bounds(minimum: int) -> Json:
     return annotate({MIN_SCALE: str(minimum)})
 
 
-def selector(job: str) -> str:
-    """Label selector of a job's pods."""
-    return f"{JOB_LABEL}={job},{FUNCTION_LABEL}"
+def selector(context: JobContext) -> str:
+    """Label selector of a run's pods."""
+    return f"{JOB_LABEL}={context.job},{RUN_LABEL}={context.run},{FUNCTION_LABEL}"

@@ -62,7 +62,7 @@ class KnativePlatform:
                 self._lease = lease
                 self._spawn(self._keep_lease())
                 self._caller = Caller(self._config.ingress, await self._own_token(lease, specs))
-                self._watch = PodWatch(self._api, self._config.namespace, self._context.job, self._pods.apply)
+                self._watch = PodWatch(self._api, self._context, self._pods.apply)
                 await self._watch.ready()
                 self._spawn(self._watch.supervise())
             await asyncio.gather(*(self._deploy(spec) for spec in specs))
@@ -142,6 +142,7 @@ class KnativePlatform:
             body = manifests.secret(self._context, secrets.token_urlsafe(32))
             body["metadata"] |= manifests.owned_by(lease.job)["metadata"]
             found = await asyncio.to_thread(self._api.create, core(self._config.namespace, "secrets"), body)
+        manifests.check_own(self._context, "Secret", found)
         up = manifests.gates((spec.name for spec in specs), up=True)
         await asyncio.to_thread(self._api.merge, path, up | manifests.owned_by(lease.job))
         return base64.b64decode(found["data"][manifests.TOKEN_KEY]).decode()
@@ -150,9 +151,10 @@ class KnativePlatform:
         assert self._lease is not None, "taken before functions are deployed"
         manifest = manifests.service(self._context, spec)
         manifest["metadata"] |= manifests.owned_by(self._lease.job)["metadata"]
-        await apply_service(self._api, manifest, kn=self._kn, context=self._config.context)
         name = manifests.service_name(self._context.job, spec.name)
         path = serving(self._config.namespace, "services", name)
+        await self._own_service(path)
+        await apply_service(self._api, manifest, kn=self._kn, context=self._config.context)
         await asyncio.to_thread(self._api.merge, path, manifests.owned_by(self._lease.job))
         status = await self._ready(name, path)
         revision = status["latestReadyRevisionName"]
@@ -168,6 +170,17 @@ class KnativePlatform:
         scaler = Scaler(self._api, self._context, function, self._pods, self._timing, self._wake, self._lease_job)
         self._spawn(scaler.run())
         function.changed.set()
+
+    async def _own_service(self, path: str) -> Json | None:
+        """The Service, None where there is none. Raises PlatformError where it is not this run's."""
+        try:
+            found = await asyncio.to_thread(self._api.get, path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None
+        manifests.check_own(self._context, "Service", found)
+        return found
 
     async def _ready(self, name: str, path: str) -> Json:
         """The status of a Service once its newest Revision takes calls."""
@@ -284,7 +297,7 @@ class KnativePlatform:
         """Services first, or their pods would be replaced; then pods, with a short grace, as long as any live."""
         namespace, delete = self._config.namespace, self._api.delete
         names = [manifests.service_name(self._context.job, name) for name in self._functions]
-        await asyncio.gather(*(asyncio.to_thread(delete, serving(namespace, "services", n)) for n in names))
+        await asyncio.gather(*(self._delete_service(serving(namespace, "services", name)) for name in names))
         until_s = now_s() + self._timing.close_s
         while self._pods.replicas() and now_s() < until_s:
             live = self._pods.undeleted()
@@ -294,6 +307,18 @@ class KnativePlatform:
             await asyncio.sleep(POLL_S)
         if self._lease is not None:
             await self._lease.drop()
+
+    async def _delete_service(self, path: str) -> None:
+        """Unless it has become another's: what was deleted and made anew since we looked has another uid."""
+        try:
+            found = await self._own_service(path)
+            if found is not None:
+                await asyncio.to_thread(self._api.delete, path, uid=found["metadata"]["uid"])
+        except PlatformError:
+            return
+        except ApiError as error:
+            if error.status != 409:
+                raise
 
     # -----------------------------------------------------------------------------------------------------------------
 

@@ -136,10 +136,10 @@ class Pods:
 class PodWatch:
     """Feeds `Pods` from a thread of its own until `stop`; what the thread dies of is raised in `supervise`."""
 
-    def __init__(self, api: KubeApi, namespace: str, job: str, apply: Callable[[str, Json], None]) -> None:
+    def __init__(self, api: KubeApi, context: manifests.JobContext, apply: Callable[[str, Json], None]) -> None:
         self._api = api
-        self._path = core(namespace, "pods")
-        self._query = {"labelSelector": manifests.selector(job)}
+        self._path = core(context.config.namespace, "pods")
+        self._query = {"labelSelector": manifests.selector(context)}
         self._apply = apply
         self._loop = asyncio.get_running_loop()
         self._stopped = threading.Event()
