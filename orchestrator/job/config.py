@@ -29,6 +29,9 @@ from orchestrator.planner.devices import device
 from orchestrator.platforms.config import PlatformConfig
 
 
+VALIDATE_EVERY = 10
+
+
 class ModelConfig(Section):
     """The policy."""
 
@@ -52,6 +55,11 @@ class DataConfig(Section):
     over_long: Literal["error", "drop"] = "error"
     """What to do with prompts over the limit: they are counted and named either way."""
     shuffle: bool = True
+
+    @property
+    def held_out(self) -> bool:
+        """Whether there are prompts to validate on."""
+        return self.validation is not None or self.validation_fraction > 0
 
 
 class RolloutConfig(Section):
@@ -80,8 +88,9 @@ class RewardConfig(Section):
 
 
 class ValidationConfig(Section):
-    every: int = Field(10, ge=0)
-    """Steps between validations; 0: never. The last step is always validated when this is not 0."""
+    every: int | None = Field(None, ge=0)
+    """Steps between validations, the last step always among them; 0: never. None: 10 where the job has prompts to
+    validate on, else never."""
     at_start: bool = True
     n: int = Field(1, ge=1)
     temperature: float = Field(0.0, ge=0)
@@ -223,6 +232,11 @@ class JobConfig(Section):
     def _consistent(self) -> JobConfig:
         if self.data.validation and self.data.validation_fraction:
             raise ValueError("data.validation and data.validation_fraction exclude each other: set one")
+        if self.validation.every and not self.data.held_out:
+            raise ValueError(
+                f"validation.every: got {self.validation.every}, but there is nothing to validate on: set "
+                "data.validation or data.validation_fraction, or leave it out"
+            )
         if (self.reward.score == "model") != (self.reward.model is not None):
             raise ValueError('reward.model is the directory that score = "model" uses: set both or neither')
         if self.deterministic and self.rollout.engine not in ("auto", "torch"):
@@ -266,6 +280,13 @@ class JobConfig(Section):
 
     def function(self, name: str) -> FunctionConfig:
         return self.functions.get(name, FunctionConfig())
+
+    @property
+    def validate_every(self) -> int:
+        """Steps between validations; 0: never."""
+        if self.validation.every is not None:
+            return self.validation.every
+        return VALIDATE_EVERY if self.data.held_out else 0
 
 
 PATHS = (("model", "path"), ("data", "train"), ("data", "validation"), ("critic", "path"), ("reference", "path"),

@@ -50,11 +50,6 @@ class PromptSource:
             held_out = read_rows(Path(job.data.validation))
         elif job.data.validation_fraction:
             train, held_out = split(train, job.data.validation_fraction, job.seed)
-        if job.validation.every and not held_out:
-            raise ConfigError(
-                "validation.every is set, but there is nothing to validate on: set data.validation or "
-                "data.validation_fraction, or validation.every = 0"
-            )
 
         def encoded(rows: Sequence[Row]) -> Tokenized:
             return tokenize(
