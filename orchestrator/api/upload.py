@@ -12,6 +12,7 @@ import httpx
 from orchestrator.api.client import check
 from orchestrator.base.errors import ConfigError, RunError
 from orchestrator.job.config import CODE, PATHS
+from orchestrator.job.hub import HubId
 
 BLOCK = 1 << 20
 
@@ -32,6 +33,8 @@ def send_files(client: httpx.Client, table: dict[str, Any], base: Path) -> None:
                 continue
             suffix = f":{attribute}"
         source = base / file
+        if suffix == "" and not source.exists() and HubId.parse(file) is not None:
+            continue  # the server has it in its cache
         if not source.exists():
             raise ConfigError(f"{section}.{key}: {source}: no such file, nothing to upload".lstrip("."))
         place = f"{section or 'job'}-{key}/{source.name}"

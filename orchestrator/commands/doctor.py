@@ -17,6 +17,7 @@ from functions.exchange.open import open_exchange
 from functions.weights.files import side_files, weight_files
 from orchestrator.base.errors import OrchestratorError
 from orchestrator.job.config import JobConfig, load_job
+from orchestrator.job.located import localized, pinned
 from orchestrator.job.prompts import PromptSource
 from orchestrator.platforms.config import KnativeConfig
 from orchestrator.recipes import find_recipe
@@ -86,11 +87,12 @@ def _version(package: str) -> str | None:
 
 
 def _job(job: JobConfig) -> Iterator[Check]:
-    directory = Path(job.model.path)
     try:
+        job = localized(pinned(job))
+        directory = Path(job.model.path)
         files = [*weight_files(directory), *side_files(directory)]
         yield Check("model", True, f"{directory} ({len(files)} files)")
-    except ValueError as error:
+    except ValueError as error:  # ConfigError is one
         yield Check("model", False, str(error))
     attempts: dict[str, Callable[[], str]] = {
         "recipe": lambda: find_recipe(job.recipe).summary,

@@ -32,7 +32,7 @@ def execute(given: Namespace) -> int:
     overrides += [f"platform.kind={given.platform}"] if given.platform else []
     job = load_job(given.job, overrides)
     prepared = prepare(job)
-    directory = RunDirectory.create(given.run_dir or Path("runs") / job.name, job)
+    directory = RunDirectory.create(given.run_dir or Path("runs") / job.name, prepared.named)
     try:
         return work(Run(prepared, directory))
     except (ConfigError, DataError):  # found out late: the mended job may have its place

@@ -22,12 +22,12 @@ from functions.call.train_params import LoraParams, OptimizerParams, Schedule, T
 from orchestrator.base.errors import ConfigError
 from orchestrator.base.section import Section
 from orchestrator.base.values import check_values
+from orchestrator.job.hub import HubId
 from orchestrator.job.roles import BY_NAME
 from orchestrator.job.telemetry import TelemetryConfig
 from orchestrator.planner.base import TAIL
 from orchestrator.planner.devices import device
 from orchestrator.platforms.config import PlatformConfig
-
 
 VALIDATE_EVERY = 10
 
@@ -36,7 +36,7 @@ class ModelConfig(Section):
     """The policy."""
 
     path: str
-    """A Hugging Face directory of a causal language model with a `tokenizer.json`."""
+    """A causal language model with a `tokenizer.json`: a Hugging Face directory, or an id of the Hub (hub.py)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora_rank: int = Field(0, ge=0)
     """0 trains all weights; above, only adapters of this rank."""
@@ -45,7 +45,8 @@ class ModelConfig(Section):
 
 class DataConfig(Section):
     train: str
-    """JSONL or parquet with prompts; verl's, TRL's and OpenRLHF's columns are read as they are."""
+    """JSONL or parquet with prompts, or an id of the Hub (`openai/gsm8k/main:train`); verl's, TRL's and OpenRLHF's
+    columns are read as they are."""
     validation: str | None = None
     validation_fraction: float = Field(0.0, ge=0, lt=1)
     """Share of `train` held out where there is no `validation` file."""
@@ -314,11 +315,13 @@ def apply_override(table: dict[str, Any], override: str) -> None:
 
 
 def _resolve(table: dict[str, Any], base: Path) -> None:
-    """Makes the paths of a job absolute, in place; `<file.py>:<function>` as well."""
+    """Makes the paths of a job absolute, in place; `<file.py>:<function>` as well. An id of the Hub stays, unless it is
+    a path here."""
     for section, key in PATHS:
         inner = table.get(section)
-        if isinstance(inner, dict) and isinstance(inner.get(key), str):
-            inner[key] = str((base / inner[key]).resolve())
+        value = inner.get(key) if isinstance(inner, dict) else None
+        if isinstance(value, str) and (HubId.parse(value) is None or (base / value).exists()):
+            inner[key] = str((base / value).resolve())  # type: ignore[index]  # a dict: value came out of it
     for section, key in CODE:
         holder = table.get(section) if section else table
         value = holder.get(key) if isinstance(holder, dict) else None

@@ -38,7 +38,7 @@ class Row:
     """One prompt. Its columns are kept as JSON text and parsed when asked for: a tenth of the memory."""
 
     prompt_id: int
-    """Its place in the file, from 0: the same in every epoch and split."""
+    """Its place in the data set, from 0: the same in every epoch and split."""
     where: str
     """`train.jsonl:17` (line, from 1) or `train.parquet, row 16` (from 0), for messages."""
     data_source: str
@@ -72,17 +72,19 @@ def _column(columns: Json) -> tuple[str, Any]:
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
-def read_rows(path: Path) -> list[Row]:
-    """All rows of `path` (`.jsonl` or `.parquet`), in file order. Raises DataError naming file, line and field."""
-    if path.suffix not in (".jsonl", ".parquet"):
-        raise DataError(f"{path}: not a data set: want a file ending in .jsonl or .parquet")
-    try:
-        found = _parquet(path) if path.suffix == ".parquet" else _jsonl(path)
-        rows = [_row(number, where, columns) for number, (where, columns) in enumerate(found)]
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+def read_rows(*paths: Path) -> list[Row]:
+    """All rows of the files (`.jsonl` or `.parquet`), in their order. Raises DataError naming file, line and field."""
+    rows: list[Row] = []
+    for path in paths:
+        if path.suffix not in (".jsonl", ".parquet"):
+            raise DataError(f"{path}: not a data set: want a file ending in .jsonl or .parquet")
+        try:
+            found = _parquet(path) if path.suffix == ".parquet" else _jsonl(path)
+            rows += [_row(number, where, columns) for number, (where, columns) in enumerate(found, start=len(rows))]
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not rows:
-        raise DataError(f"{path}: has no rows; want at least one prompt")
+        raise DataError(f"{', '.join(map(str, paths))}: has no rows; want at least one prompt")
     return rows
 
 

@@ -12,6 +12,7 @@ from orchestrator.base.errors import ConfigError, DataError
 from orchestrator.job.chat import Chat
 from orchestrator.job.config import JobConfig
 from orchestrator.job.data import Cursor, Row, Tokenized, digest, next_batch, read_rows, split, tokenize
+from orchestrator.job.located import data_files
 
 NOTHING = Tokenized([], [], [])
 
@@ -44,10 +45,10 @@ class PromptSource:
             chat = Chat.load(Path(job.model.path))
         except ValueError as error:
             raise ConfigError(f"model.path: {error}") from error
-        train: Sequence[Row] = read_rows(Path(job.data.train))
+        train: Sequence[Row] = read_rows(*data_files(job.data.train, "train"))
         held_out: Sequence[Row] = []
         if job.data.validation is not None:
-            held_out = read_rows(Path(job.data.validation))
+            held_out = read_rows(*data_files(job.data.validation, "validation"))
         elif job.data.validation_fraction:
             train, held_out = split(train, job.data.validation_fraction, job.seed)
 
