@@ -103,6 +103,7 @@ RULES: Mapping[str, Rule] = {
     "telemetry.wandb.project": text,
     "telemetry.wandb.entity": text,
     "name": plain,
+    "data.prompt_key": plain,
     "planner.gpu": plain,
     "algorithm.*": plain,
     "recipe_options.*": plain,

@@ -11,13 +11,14 @@ from rich.console import Console
 
 from functions.base.logs import About, log_lines
 from orchestrator.base.errors import ConfigError, DataError
-from orchestrator.commands.arguments import job_file
+from orchestrator.commands.arguments import RUNS, job_file
 from orchestrator.job.config import load_job
 from orchestrator.run.directory import RunDirectory
 from orchestrator.session.session import Run, prepare, train
 from orchestrator.session.terminal_view import open_view
 
 HELP = "run a job from its file"
+EXAMPLE = "rlhf-orchestrate run examples/arithmetic/job.toml steps=10 train.lr=1e-4"
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -32,7 +33,7 @@ def execute(given: Namespace) -> int:
     overrides += [f"platform.kind={given.platform}"] if given.platform else []
     job = load_job(given.job, overrides)
     prepared = prepare(job)
-    directory = RunDirectory.create(given.run_dir or Path("runs") / job.name, prepared.named)
+    directory = RunDirectory.create(given.run_dir or RUNS / job.name, prepared.named)
     try:
         return work(Run(prepared, directory))
     except (ConfigError, DataError):  # found out late: the mended job may have its place

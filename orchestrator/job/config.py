@@ -56,6 +56,10 @@ class DataConfig(Section):
     over_long: Literal["error", "drop"] = "error"
     """What to do with prompts over the limit: they are counted and named either way."""
     shuffle: bool = True
+    prompt_key: str | None = None
+    """Column of the prompts; None: `prompt`, else `input`."""
+    apply_chat_template: bool = False
+    """Prompts that are text become a user's message, for a model that was made to chat."""
 
     @property
     def held_out(self) -> bool:

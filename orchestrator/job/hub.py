@@ -71,6 +71,25 @@ def snapshot(id: HubId, kind: str, patterns: Sequence[str], *, cached_only: bool
     return Path(found)
 
 
+def push(directory: Path, repository: str) -> str:
+    """Sends the files of a directory to a model's repository, made private where there is none; returns its address.
+
+    Raises ValueError, one line.
+    """
+    import huggingface_hub
+
+    if not sys.stderr.isatty():
+        huggingface_hub.utils.disable_progress_bars()
+    try:
+        api = huggingface_hub.HfApi()
+        url = api.create_repo(repository, private=True, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=directory, commit_message="rlhf-orchestrate export")
+    except Exception as error:  # of huggingface_hub, and of the HTTP client below it
+        said = " ".join(str(error).split())
+        raise ValueError(f"{repository}: {said or type(error).__name__} (a push wants HF_TOKEN, with write)") from error
+    return str(url)
+
+
 def refusal(id: HubId, kind: str, error: Exception, *, cached_only: bool = False) -> str:
     """What to do about an error of huggingface_hub, in one line."""
     from huggingface_hub import constants, errors

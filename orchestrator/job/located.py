@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from orchestrator.base.errors import ConfigError
 from orchestrator.job import hub_data
@@ -49,7 +50,7 @@ def data_files(name: str, key: str) -> list[Path]:
 
 
 def _replaced(job: JobConfig, change: Callable[[str, str, HubId], str]) -> JobConfig:
-    sections, mistakes = dict[str, object](), list[str]()
+    sections, mistakes = dict[str, Any](), list[str]()
     for section, key in PATHS:
         config = sections.get(section, getattr(job, section))
         value = getattr(config, key)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -184,7 +185,8 @@ def train(run: Run, view: View) -> Path:
     async def main() -> Path:
         task = asyncio.current_task()
         assert task is not None, "inside asyncio.run"
-        for number in (signal.SIGINT, signal.SIGTERM):
+        in_main = threading.current_thread() is threading.main_thread()  # no other may have handlers
+        for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         try:
             return await execute(run, view)

@@ -5,7 +5,7 @@
     HEAD, GET  [/datasets]/ORG/NAME/resolve/REV/FILE        a file
     POST /api/repos/create, .../preupload/REV, .../commit/REV   a push
 
-As huggingface.co answers them (huggingface_hub/hf_api.py, file_download.py). What it was asked is in `requests`.
+As huggingface.co answers them and huggingface_hub asks. What it was asked is in `requests`.
 """
 
 from __future__ import annotations
