@@ -94,10 +94,11 @@ def execute(given: Namespace) -> int:
     except Unmet as error:
         raise RunError(f"planner: {error}") from None
     rounds = [tail_batching.tail_batching(scenario)] if drawn and tail_batching.NAME in (given.policy or NAMES) else []
+    told: list[Outcome | Rounds] = [*outcomes, *rounds]
     if given.json:
-        print_json([_outcome_json(scenario, outcome) for outcome in (*outcomes, *rounds)])
+        print_json([_outcome_json(scenario, outcome) for outcome in told])
     else:
-        Console().print(outcome_table(scenario, [*outcomes, *rounds]), highlight=False)
+        Console().print(outcome_table(scenario, told), highlight=False)
     if given.picture is not None:
         write_picture(given.picture, outcome_picture(scenario, outcomes))
     return 0

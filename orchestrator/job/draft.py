@@ -37,7 +37,7 @@ def draft(name: str, recipe: str, model: str, data: str, beside: Path) -> Draft:
     Raises ConfigError or DataError, one line.
     """
     directory, model = _model(model, beside)
-    paths, data, validation = _data(data, beside)
+    (paths, data), held_out = _data(data, beside)
     chat = _chat(directory)
     key, rows = _rows(paths)
     config = json.loads((directory / "config.json").read_bytes())
@@ -50,7 +50,8 @@ def draft(name: str, recipe: str, model: str, data: str, beside: Path) -> Draft:
             chat.encode([{"role": "user", "content": prompt}] if template and isinstance(prompt, str) else prompt)
         )
 
-    longest = max(map(length, rows))
+    others = [] if held_out is None else read_rows(*held_out[0], prompt_key=None if key in PROMPT_KEYS[:2] else key)
+    longest = max(map(length, [*rows, *others]))
     truths = [str(truth) for row in rows if (truth := next(ground_truths(row.columns), None)) is not None]
     score, why = _score(rows, truths)
     answer = max((len(chat.encode(truth)) for truth in truths), default=0)
@@ -72,7 +73,7 @@ def draft(name: str, recipe: str, model: str, data: str, beside: Path) -> Draft:
         "",
         "[data]",
         f"train = {_quoted(data)}",
-        *_validation(validation, len(rows)),
+        *_validation(None if held_out is None else held_out[1], len(rows)),
         f"prompts_per_step = {per_step}",
         f"max_prompt_length = {longest}  # tokens of the longest prompt",
         *([] if key in PROMPT_KEYS[:2] else [f"prompt_key = {_quoted(key)}"]),
@@ -109,24 +110,27 @@ def _model(model: str, beside: Path) -> tuple[Path, str]:
         raise ConfigError(str(error)) from error
 
 
-def _data(data: str, beside: Path) -> tuple[Sequence[Path], str, str | None]:
-    """The training files, how the job names them, and how it names those to validate on (None: there are none)."""
+Named = tuple[Sequence[Path], str]
+"""Files, and how the job names them."""
+
+
+def _data(data: str, beside: Path) -> tuple[Named, Named | None]:
+    """What to train on, and what to validate on (None: there is nothing)."""
     path = Path(data)
     id = None if path.exists() else HubId.parse(data)
     if id is None:
         others = (path.with_name(path.name.replace("train", other)) for other in ("validation", "val", "dev", "test"))
         found = next((other for other in others if other != path and other.is_file()), None)
-        return [path], _relative(path, beside), None if found is None else _relative(found, beside)
+        return ([path], _relative(path, beside)), None if found is None else ([found], _relative(found, beside))
     try:
-        files = hub_data.find(id, "train").paths
+        train = (hub_data.find(id, "train").paths, data)
     except ValueError as error:
         raise DataError(str(error)) from error
     try:
-        rest = HubId(id.repository, id.config, None, id.revision)
-        held_out = str(HubId(id.repository, id.config, hub_data.find(rest, "validation").id.split, id.revision))
+        held_out = hub_data.find(HubId(id.repository, id.config, None, id.revision), "validation")
     except ValueError:  # it has none, or one that is not here
-        held_out = None
-    return files, data, held_out
+        return train, None
+    return train, (held_out.paths, str(HubId(id.repository, id.config, held_out.id.split, id.revision)))
 
 
 def _chat(directory: Path) -> Chat:

@@ -59,8 +59,7 @@ def snapshot(id: HubId, kind: str, patterns: Sequence[str], *, cached_only: bool
     """
     import huggingface_hub
 
-    if not sys.stderr.isatty():
-        huggingface_hub.utils.disable_progress_bars()
+    _hide_bars()
     try:
         found = huggingface_hub.snapshot_download(
             id.repository, repo_type=kind, revision=id.revision, allow_patterns=list(patterns),
@@ -71,6 +70,14 @@ def snapshot(id: HubId, kind: str, patterns: Sequence[str], *, cached_only: bool
     return Path(found)
 
 
+def _hide_bars() -> None:
+    """No progress bars where nobody looks."""
+    if not sys.stderr.isatty():
+        from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # it is documented there
+
+        disable_progress_bars()
+
+
 def push(directory: Path, repository: str) -> str:
     """Sends the files of a directory to a model's repository, made private where there is none; returns its address.
 
@@ -78,8 +85,7 @@ def push(directory: Path, repository: str) -> str:
     """
     import huggingface_hub
 
-    if not sys.stderr.isatty():
-        huggingface_hub.utils.disable_progress_bars()
+    _hide_bars()
     try:
         api = huggingface_hub.HfApi()
         url = api.create_repo(repository, private=True, exist_ok=True)

@@ -45,6 +45,8 @@ class PromptSource:
             chat = Chat.load(Path(job.model.path))
         except ValueError as error:
             raise ConfigError(f"model.path: {error}") from error
+        if job.data.apply_chat_template and not chat.has_template:
+            raise ConfigError(f"data.apply_chat_template: {job.model.path} has no chat template; leave it out")
         key = job.data.prompt_key
         train: Sequence[Row] = read_rows(*data_files(job.data.train, "train"), prompt_key=key)
         held_out: Sequence[Row] = []
