@@ -95,10 +95,11 @@ def test_status_says_why_and_resume_takes_more_steps(job: Job, tmp_path: Path) -
     good = reward.read_text()
     reward.write_text("def score(**_):\n    raise ValueError('no such luck')\n")
     assert command("run", tmp_path / "job" / "job.toml", "--run-dir", run, "steps=1").returncode != 0
-    told = command("status", run).stdout
-    assert "failed: " in told
-    assert "no such luck" in told
-    assert json.loads(command("status", run, "--json").stdout)["state"] == "failed"
+    assert "failed: " in command("status", run).stdout
+    told = json.loads(command("status", run, "--json").stdout)
+    assert told["state"] == "failed"
+    assert "no such luck" in told["reason"]
+    assert f"once that is mended, go on with `rlhf-orchestrate resume {run}`" in told["reason"]
     reward.write_text(good)
     assert command("resume", run).returncode == 0
     assert json.loads(command("status", run, "--json").stdout)["state"] == "finished"
@@ -110,6 +111,9 @@ def test_status_says_why_and_resume_takes_more_steps(job: Job, tmp_path: Path) -
     assert more.returncode == 0, more.stderr
     found = json.loads(command("status", run, "--json").stdout)
     assert (found["state"], found["step"], found["steps"]) == ("finished", STEPS, STEPS)
+    books = json.loads(command("cost", run, "--json").stdout)
+    assert [step["step"] for step in books["steps"]] == [*range(STEPS + 1)]
+    assert books["executions"] == 3
 
 
 def test_the_model_and_the_adapter_of_a_run(job: Job, undisturbed: Path, tmp_path: Path) -> None:
