@@ -9,6 +9,7 @@ from rich.box import SIMPLE
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from functions.base.wire import Json
 from orchestrator.base.errors import RunError
 from orchestrator.commands.arguments import json_output, print_json, run_directory
 from orchestrator.run.directory import RunDirectory
@@ -27,10 +28,23 @@ def arguments(parser: ArgumentParser) -> None:
 def execute(given: Namespace) -> int:
     directory = RunDirectory.open(given.run)
     if given.json:
-        print_json(asdict(books_of(directory)))
+        print_json(cost_json(books_of(directory)))
     else:
         print_cost(directory)
     return 0
+
+
+def cost_json(books: Books) -> Json:
+    """What `cost_table` shows: seconds and dollars."""
+    return {
+        "usd": books.usd,
+        "serverful_usd": total(books.serverful).usd,
+        "wall_s": books.wall_s,
+        "executions": books.executions,
+        "functions": {name: asdict(cost) for name, cost in books.functions.items()},
+        "serverful": {name: asdict(cost) for name, cost in books.serverful.items()},
+        "steps": [step.to_json() for step in books.steps],
+    }
 
 
 def books_of(directory: RunDirectory) -> Books:

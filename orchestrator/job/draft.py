@@ -40,15 +40,17 @@ def draft(name: str, recipe: str, model: str, data: str, beside: Path) -> Draft:
     (paths, data), held_out = _data(data, beside)
     chat = _chat(directory)
     key, rows = _rows(paths)
-    config = json.loads((directory / "config.json").read_bytes())
+    config = _config(directory / "config.json")
     text_config = config.get("text_config", config)
     template = chat.has_template and isinstance(rows[0].prompt, str)
 
     def length(row: Row) -> int:
         prompt = row.prompt
-        return len(
-            chat.encode([{"role": "user", "content": prompt}] if template and isinstance(prompt, str) else prompt)
-        )
+        told = template and isinstance(prompt, str)
+        try:
+            return len(chat.encode([{"role": "user", "content": prompt}] if told else prompt))
+        except ValueError as error:
+            raise DataError(f"{row.where}: {error}") from error
 
     others = [] if held_out is None else read_rows(*held_out[0], prompt_key=None if key in PROMPT_KEYS[:2] else key)
     longest = max(map(length, [*rows, *others]))
@@ -138,6 +140,14 @@ def _chat(directory: Path) -> Chat:
         return Chat.load(directory)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _config(file: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from error
+    return found
 
 
 def _rows(paths: Sequence[Path]) -> tuple[str, list[Row]]:

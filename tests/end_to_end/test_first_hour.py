@@ -114,6 +114,7 @@ def test_status_says_why_and_resume_takes_more_steps(job: Job, tmp_path: Path) -
     books = json.loads(command("cost", run, "--json").stdout)
     assert [step["step"] for step in books["steps"]] == [*range(STEPS + 1)]
     assert books["executions"] == 3
+    assert books["functions"]["generate"]["replica_s"] > 0
 
 
 def test_the_model_and_the_adapter_of_a_run(job: Job, undisturbed: Path, tmp_path: Path) -> None:
