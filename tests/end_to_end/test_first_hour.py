@@ -9,7 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pyarrow
+import pyarrow  # type: ignore[import-untyped]
 import pytest
 from pyarrow import parquet
 from safetensors.numpy import load_file

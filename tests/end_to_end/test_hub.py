@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow
+import pyarrow  # type: ignore[import-untyped]
 import pytest
 from pyarrow import parquet
 
