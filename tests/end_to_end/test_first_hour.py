@@ -93,7 +93,7 @@ def test_status_says_why_and_resume_takes_more_steps(job: Job, tmp_path: Path) -
     shutil.copytree(job.directory, tmp_path / "job")
     run, reward = tmp_path / "runs" / "tiny", tmp_path / "job" / "reward.py"
     good = reward.read_text()
-    reward.write_text("def score(**_):\n    raise ValueError('no such luck')\n")
+    reward.write_text(good.replace("    return", "    raise ValueError('no such luck')\n    return"))
     assert command("run", tmp_path / "job" / "job.toml", "--run-dir", run, "steps=1").returncode != 0
     assert "failed: " in command("status", run).stdout
     told = json.loads(command("status", run, "--json").stdout)
