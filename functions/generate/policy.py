@@ -12,7 +12,7 @@ from functions.base.wire import Version
 from functions.call.function import Context, FatalError
 from functions.generate.engine.base import Engine
 from functions.generate.engines import Choice, EngineOptions, choose, make_engine
-from functions.generate.vllm.adapter import write_adapter
+from functions.weights.adapters import write_adapter
 from functions.weights.local_copy import LocalCopy, directory_name
 from functions.weights.manifest import Manifest, read_manifest
 from functions.weights.materialize import materialize
@@ -73,7 +73,7 @@ class HeldPolicy:
                 materialize(context.exchange, whole, base)
         engine, choice = self._started(base, context)
         with context.phase("load"):
-            write_adapter(context.exchange, manifest, directory, base)
+            write_adapter(context.exchange, manifest, directory, str(base))
             self._base = None
             engine.load(manifest.version, directory)
         self._base = whole

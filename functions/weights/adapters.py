@@ -1,14 +1,17 @@
-"""Adapters merged into the weights of their base version, with numpy alone. No torch here."""
+"""Adapters: merged into the weights of their base version with numpy alone, or as PEFT's files. No torch here."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from functions.exchange.base import Corrupt, Exchange
+from functions.weights.files import encode_header
 from functions.weights.manifest import Adapter, Manifest, TensorEntry, label, read_manifest
 from functions.weights.ranges import read_blobs
 
@@ -40,6 +43,32 @@ def merger(exchange: Exchange, manifest: Manifest, adapter: Adapter) -> Callable
         return _encode(entry, merged)
 
     return change
+
+
+def write_adapter(exchange: Exchange, manifest: Manifest, directory: Path, base: str) -> Path:
+    """A published LoRA version as a PEFT directory; `base` is the base model's directory or id of the Hub.
+
+    Raises Corrupt as materialize does.
+    """
+    assert manifest.adapter is not None
+    directory.mkdir(parents=True, exist_ok=True)
+    entries = manifest.tensors
+    with (directory / "adapter_model.safetensors").open("wb") as file:
+        file.write(encode_header((e.name, e.dtype, e.shape, e.size_bytes) for e in entries))
+        data = {entry.name: data for entry, data in read_blobs(exchange, manifest, entries)}
+        for entry in entries:
+            file.write(data[entry.name])
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": manifest.adapter.rank,
+        "lora_alpha": manifest.adapter.alpha,
+        "target_modules": list(manifest.adapter.targets),
+        "bias": "none",
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    return directory
 
 
 def _decode(entry: TensorEntry, data: Bytes) -> npt.NDArray[np.float32]:

@@ -1,6 +1,7 @@
 """What a job that comes over HTTP may name: an allow-list over every key of a job that can hold text.
 
-    path     in a data root, symbolic links followed
+    path     in a data root, symbolic links followed, or an id of the Hub (its form is that of a path below the root,
+             which wins; submission.py takes what ids name from the server's cache alone)
     code     a name that is known, or `<file.py>:<name>` in a data root
     score    code, `rule:<name>`, `model`, or a web address
     store    a remote exchange, no place on the server
@@ -102,6 +103,7 @@ RULES: Mapping[str, Rule] = {
     "telemetry.wandb.project": text,
     "telemetry.wandb.entity": text,
     "name": plain,
+    "data.prompt_key": plain,
     "planner.gpu": plain,
     "algorithm.*": plain,
     "recipe_options.*": plain,

@@ -1,6 +1,7 @@
 """A job as it comes over HTTP: read, confined (confinement.py), put over the installation's defaults, validated.
 
-Relative paths are those of the first data root.
+Relative paths are those of the first data root. Models and data sets of the Hub are taken from this server's cache:
+for a request nothing is downloaded, and no token of the server's is used.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from orchestrator.api import confinement
 from orchestrator.api.problems import ApiError
 from orchestrator.base.errors import ConfigError, OrchestratorError
 from orchestrator.job.config import JobConfig, parse_job
+from orchestrator.job.located import pinned
 from orchestrator.recipes import find_recipe
 from orchestrator.recipes.settings import merged, recipe_options, train_settings
 
@@ -32,7 +34,7 @@ def read_job(body: bytes, content_type: str, *, roots: Sequence[Path], defaults:
     if mistakes:
         raise ApiError(422, "the job holds values that jobs of this server cannot", mistakes)
     try:
-        job = parse_job(merged(defaults, table), base=roots[0])
+        job = pinned(parse_job(merged(defaults, table), base=roots[0]), cached_only=True)
     except OrchestratorError as error:
         raise ApiError(422, "the job cannot be what it says", str(error).splitlines()) from error
     if ".py:" not in job.recipe:  # a user's own recipe runs where the job runs, not here

@@ -12,14 +12,13 @@ import httpx
 from orchestrator.api.client import check
 from orchestrator.base.errors import ConfigError, RunError
 from orchestrator.job.config import CODE, PATHS
+from orchestrator.job.hub import HubId
 
 BLOCK = 1 << 20
 
 
-def send_files(client: httpx.Client, table: dict[str, Any], base: Path) -> None:
-    """Sends what `table` names, and makes it name the server's copies. Raises ConfigError, Refused, RunError."""
-    places: dict[str, Path] = {}
-    named: list[tuple[dict[str, Any], str, str, str]] = []
+def named_files(table: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str, str, str]]:
+    """What a job's table names: the table that holds a key, the key, its whole name, the path, `:<function>` or ""."""
     for section, key in (*PATHS, *CODE):
         holder = table if not section else table.get(section)
         value = holder.get(key) if isinstance(holder, dict) else None
@@ -31,10 +30,27 @@ def send_files(client: httpx.Client, table: dict[str, Any], base: Path) -> None:
             if not file.endswith(".py") or "://" in value:
                 continue
             suffix = f":{attribute}"
+        yield holder, key, f"{section}.{key}".lstrip("."), file, suffix
+
+
+def name_absolutely(table: dict[str, Any], base: Path) -> None:
+    """Makes absolute what `table` names and what is there, relative to `base`; the rest is left to the server."""
+    for holder, key, _, file, suffix in named_files(table):
+        if (base / file).exists():
+            holder[key] = f"{(base / file).resolve()}{suffix}"
+
+
+def send_files(client: httpx.Client, table: dict[str, Any], base: Path) -> None:
+    """Sends what `table` names, and makes it name the server's copies. Raises ConfigError, Refused, RunError."""
+    places: dict[str, Path] = {}
+    named: list[tuple[dict[str, Any], str, str, str]] = []
+    for holder, key, whole, file, suffix in named_files(table):
         source = base / file
         if not source.exists():
-            raise ConfigError(f"{section}.{key}: {source}: no such file, nothing to upload".lstrip("."))
-        place = f"{section or 'job'}-{key}/{source.name}"
+            if not suffix and HubId.parse(file) is not None:
+                continue  # the server has it in its cache
+            raise ConfigError(f"{whole}: {source}: no such file, nothing to upload")
+        place = f"{whole.replace('.', '-') if '.' in whole else f'job-{whole}'}/{source.name}"
         places |= (
             {f"{place}/{p.relative_to(source)}": p for p in _files(source)} if source.is_dir() else {place: source}
         )

@@ -12,6 +12,7 @@ from orchestrator.commands.arguments import run_directory
 from orchestrator.run.directory import RunDirectory
 
 HELP = "stop the orchestrator that works on a run; what is committed stays"
+EXAMPLE = "rlhf-orchestrate cancel arithmetic"
 WAIT_S, LOOK_EVERY_S = 30.0, 0.1
 arguments = run_directory
 

@@ -2,34 +2,63 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
 
 from rich.box import SIMPLE
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from functions.base.wire import Json
 from orchestrator.base.errors import RunError
-from orchestrator.commands.arguments import run_directory
+from orchestrator.commands.arguments import json_output, print_json, run_directory
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.ledger import Books, Cost, read_books, total
 from orchestrator.session.terminal_view import dollars, duration
 
 HELP = "replica-seconds and dollars by function and step"
-arguments = run_directory
+EXAMPLE = "rlhf-orchestrate cost arithmetic --json"
+
+
+def arguments(parser: ArgumentParser) -> None:
+    run_directory(parser)
+    json_output(parser)
 
 
 def execute(given: Namespace) -> int:
-    print_cost(RunDirectory.open(given.run))
+    directory = RunDirectory.open(given.run)
+    if given.json:
+        print_json(cost_json(books_of(directory)))
+    else:
+        print_cost(directory)
     return 0
 
 
-def print_cost(directory: RunDirectory, console: Console | None = None) -> None:
-    """What the run has cost until now. Raises RunError where nothing was written yet."""
+def cost_json(books: Books) -> Json:
+    """What `cost_table` shows: seconds and dollars."""
+    return {
+        "usd": books.usd,
+        "serverful_usd": total(books.serverful).usd,
+        "wall_s": books.wall_s,
+        "executions": books.executions,
+        "functions": {name: asdict(cost) for name, cost in books.functions.items()},
+        "serverful": {name: asdict(cost) for name, cost in books.serverful.items()},
+        "steps": [step.to_json() for step in books.steps],
+    }
+
+
+def books_of(directory: RunDirectory) -> Books:
+    """Raises RunError where nothing was written yet."""
     path = directory.path / "cost.json"
     books = read_books(path)
     if books is None:
         raise RunError(f"{path}: not there yet; it is written from the first step on")
-    (console or Console()).print(cost_table(books), highlight=False)
+    return books
+
+
+def print_cost(directory: RunDirectory, console: Console | None = None) -> None:
+    """What the run has cost until now. Raises RunError where nothing was written yet."""
+    (console or Console()).print(cost_table(books_of(directory)), highlight=False)
 
 
 def cost_table(books: Books) -> RenderableType:

@@ -8,7 +8,7 @@ import sys
 import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -16,12 +16,15 @@ from functions.exchange.base import ExchangeError
 from functions.exchange.open import open_exchange
 from functions.weights.files import side_files, weight_files
 from orchestrator.base.errors import OrchestratorError
+from orchestrator.commands.arguments import json_output, print_json
 from orchestrator.job.config import JobConfig, load_job
+from orchestrator.job.located import localized, pinned
 from orchestrator.job.prompts import PromptSource
 from orchestrator.platforms.config import KnativeConfig
 from orchestrator.recipes import find_recipe
 
 HELP = "check this machine, or a job's exchange and model"
+EXAMPLE = "rlhf-orchestrate doctor job.toml"
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors")
 OPTIONAL = {"vllm": "generate uses the torch engine", "peft": "jobs with model.lora_rank cannot train"}
 FREE_GB = 2.0
@@ -38,17 +41,18 @@ class Check:
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("job", type=Path, nargs="?", help="job file (TOML)")
     parser.add_argument("--platform", choices=("local", "knative"), default="local", help="check a cluster instead")
+    json_output(parser)
 
 
 def execute(given: Namespace) -> int:
     job = None if given.job is None else load_job(given.job)
     if given.platform == "local":
-        return report(check(job))
+        return report(check(job), as_json=given.json)
     from orchestrator.commands import doctor_knative  # the client of Kubernetes is a second that nobody else waits for
 
     config = KnativeConfig(image="none") if job is None else job.platform.knative or KnativeConfig(image="none")
     exchange = [] if job is None or job.exchange.url is None else [exchange_check(job.exchange.url)]
-    return report([*doctor_knative.check(job, config), *exchange])
+    return report([*doctor_knative.check(job, config), *exchange], as_json=given.json)
 
 
 def check(job: JobConfig | None) -> list[Check]:
@@ -56,9 +60,11 @@ def check(job: JobConfig | None) -> list[Check]:
     return [*_machine(), *(_job(job) if job else ())]
 
 
-def report(checks: list[Check]) -> int:
+def report(checks: list[Check], *, as_json: bool = False) -> int:
     """Prints a line for each; 1 if any failed."""
-    for found in checks:
+    if as_json:
+        print_json([asdict(found) for found in checks])
+    for found in () if as_json else checks:
         remedy = f"  -> {found.remedy}" if found.remedy and not found.ok else ""
         print(f"{'ok  ' if found.ok else 'FAIL'}  {found.name}: {found.found}{remedy}")
     return 0 if all(found.ok for found in checks) else 1
@@ -86,11 +92,12 @@ def _version(package: str) -> str | None:
 
 
 def _job(job: JobConfig) -> Iterator[Check]:
-    directory = Path(job.model.path)
     try:
+        job = localized(pinned(job))
+        directory = Path(job.model.path)
         files = [*weight_files(directory), *side_files(directory)]
         yield Check("model", True, f"{directory} ({len(files)} files)")
-    except ValueError as error:
+    except ValueError as error:  # ConfigError is one
         yield Check("model", False, str(error))
     attempts: dict[str, Callable[[], str]] = {
         "recipe": lambda: find_recipe(job.recipe).summary,

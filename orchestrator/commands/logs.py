@@ -19,6 +19,7 @@ from orchestrator.commands.arguments import run_directory
 from orchestrator.run.directory import RunDirectory
 
 HELP = "what the replicas of a run have printed"
+EXAMPLE = "rlhf-orchestrate logs arithmetic --function generate --level warning"
 LOOK_EVERY_S = 0.2
 
 

@@ -3,6 +3,7 @@
 A command is a module of this room, named by its verb:
 
     HELP                   one line, for the list of commands; the module's docstring is what `VERB --help` begins with
+    EXAMPLE                a whole command, what `VERB --help` ends with
     arguments(parser)      says what it takes
     execute(given) -> int  does it; returns the exit code
 
@@ -15,19 +16,22 @@ import os
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from importlib import import_module
+from importlib import import_module, metadata
 
 from orchestrator.base.errors import OrchestratorError
 
 COMMANDS = (
-    "run", "resume", "status", "cost", "cancel", "plan", "simulate", "serve", "submit", "top", "report", "logs",
-    "recipes", "doctor",
+    "init", "run", "resume", "status", "cost", "cancel", "export", "plan", "simulate", "serve", "submit", "top",
+    "report", "logs", "recipes", "doctor",
 )  # fmt: skip
 """In the order of `--help`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["--version"]:
+        print(f"rlhf-orchestrate {metadata.version('rlhf-orchestrate')}")
+        return 0
     parser = _parser(words[:1] if words and words[0] in COMMANDS else COMMANDS)
     given, more = parser.parse_known_args(words)
     if not hasattr(given, "overrides") or any(word.startswith("-") for word in more):
@@ -52,12 +56,14 @@ def _parser(verbs: Sequence[str]) -> ArgumentParser:
     parser = ArgumentParser(
         prog="rlhf-orchestrate", description="RLHF where every stage is a function that exists only while it works."
     )
+    parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(required=True, metavar="command")
     for verb in verbs:
         module = import_module(f"orchestrator.commands.{verb}")
         command = commands.add_parser(
-            verb, help=module.HELP, description=module.__doc__, formatter_class=RawDescriptionHelpFormatter
-        )
+            verb, help=module.HELP, description=module.__doc__, epilog=f"example:\n  {module.EXAMPLE}",
+            formatter_class=RawDescriptionHelpFormatter,
+        )  # fmt: skip
         module.arguments(command)
         command.set_defaults(execute=module.execute)
     return parser

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console, Group, RenderableType
@@ -17,7 +19,7 @@ from rich.table import Table
 
 from orchestrator.base.errors import RunError
 from orchestrator.commands import svg
-from orchestrator.commands.arguments import job_file
+from orchestrator.commands.arguments import job_file, json_output, print_json, run_path
 from orchestrator.commands.forecast import Forecast, forecast
 from orchestrator.job.config import JobConfig, load_job
 from orchestrator.planner.base import StepPlan
@@ -26,21 +28,42 @@ from orchestrator.session.session import prepare
 from orchestrator.session.terminal_view import dollars, duration, number
 
 HELP = "what a step and the job will take and cost"
+EXAMPLE = "rlhf-orchestrate plan job.toml --run runs/arithmetic"
 
 
 def arguments(parser: ArgumentParser) -> None:
     job_file(parser)
-    parser.add_argument("--run", type=Path, help="directory of a run of this job to predict by")
+    parser.add_argument("--run", type=run_path, help="directory of a run of this job to predict by")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the curve and a step's replicas")
+    json_output(parser)
 
 
 def execute(given: Namespace) -> int:
     job = load_job(given.job, given.overrides)
     found = forecast(prepare(job), None if given.run is None else RunDirectory.open(given.run))
-    Console().print(plan_table(job, found), highlight=False)
+    if given.json:
+        print_json(plan_json(found))
+    else:
+        Console().print(plan_table(job, found), highlight=False)
     if given.picture is not None:
         write_picture(given.picture, plan_picture(job, found))
     return 0
+
+
+def plan_json(found: Forecast) -> dict[str, Any]:
+    """What `plan_table` shows; of a step: seconds and dollars."""
+    steps = {
+        name: {"time_s": plan.predicted_step_s, "cost_usd": plan.predicted_cost_usd, "generate_replicas": plan.chosen}
+        for name, plan in (("first_step", found.first), ("later_steps", found.steady))
+    }
+    return {
+        "predicted_from": found.basis,
+        "unknown": list(found.unknown),
+        **steps,
+        "job": {"time_s": found.job_s, "cost_usd": found.job_usd},
+        "replicas": [asdict(life) for life in found.lives],
+        "curve": [asdict(point) for point in found.curve],
+    }
 
 
 def plan_table(job: JobConfig, found: Forecast) -> RenderableType:

@@ -8,6 +8,7 @@ from pathlib import Path
 from orchestrator.commands.arguments import run_directory
 
 HELP = "a run as one HTML file: the dashboard's pictures, without a server"
+EXAMPLE = "rlhf-orchestrate report arithmetic -o arithmetic.html"
 
 
 def arguments(parser: ArgumentParser) -> None:

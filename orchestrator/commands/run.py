@@ -11,7 +11,7 @@ from rich.console import Console
 
 from functions.base.logs import About, log_lines
 from orchestrator.base.errors import ConfigError, DataError
-from orchestrator.commands.arguments import job_file
+from orchestrator.commands.arguments import RUNS, job_file
 from orchestrator.job.checks import check_engine
 from orchestrator.job.config import load_job
 from orchestrator.run.directory import RunDirectory, unique_name
@@ -19,6 +19,7 @@ from orchestrator.session.session import Run, prepare, train
 from orchestrator.session.terminal_view import open_view
 
 HELP = "run a job from its file"
+EXAMPLE = "rlhf-orchestrate run examples/arithmetic/job.toml steps=10 train.lr=1e-4"
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -32,12 +33,12 @@ def execute(given: Namespace) -> int:
     overrides = [*given.overrides, *(["platform.warm_parent=false"] if given.no_warm_parent else [])]
     overrides += [f"platform.kind={given.platform}"] if given.platform else []
     job = load_job(given.job, overrides)
-    path = given.run_dir or Path("runs") / job.name
+    path = given.run_dir or RUNS / job.name
     if job.platform.kind == "knative":  # others may have a job of its name there
         job = job.model_copy(update={"name": unique_name(job.name)})
     prepared = prepare(job)
     check_engine(job)
-    directory = RunDirectory.create(path, job)
+    directory = RunDirectory.create(path, prepared.named)
     try:
         return work(Run(prepared, directory))
     except (ConfigError, DataError):  # found out late: the mended job may have its place

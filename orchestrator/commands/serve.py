@@ -10,6 +10,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 HELP = "serve the job API and the dashboard"
+EXAMPLE = "rlhf-orchestrate serve --runs runs --max-running 2"
 
 
 def arguments(parser: ArgumentParser) -> None:

@@ -12,12 +12,14 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 from orchestrator.base.errors import ConfigError, RunError
+from orchestrator.commands.arguments import json_output, print_json, run_path
 from orchestrator.commands.plan import write_picture
 from orchestrator.commands.svg import Life, figure, gantt
 from orchestrator.planner.policies import ADAPTIVE
@@ -34,6 +36,7 @@ from orchestrator.simulation.scenarios import find_scenario, names
 from orchestrator.simulation.tail_batching import Rounds
 
 HELP = "policies side by side, in virtual time"
+EXAMPLE = "rlhf-orchestrate simulate 3b-grpo-gpqa --policy adaptive"
 BASE = SERVERFUL.name
 """What the others are compared with."""
 DECIDES = ADAPTIVE.name
@@ -55,13 +58,14 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--budget-usd", type=float, help="a step of `adaptive` may not cost more")
     parser.add_argument("--steps", type=int, help="instead of the scenario's")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the last two steps of each policy")
+    json_output(parser)
 
 
 def execute(given: Namespace) -> int:
     if given.scenario == "list":
         print("\n".join(names()))
         return 0
-    path = Path(given.scenario)
+    path = run_path(given.scenario)
     scenario = replay(RunDirectory.open(path)) if path.is_dir() else find_scenario(given.scenario)
     if given.steps is not None:
         if given.steps < 1:
@@ -90,7 +94,11 @@ def execute(given: Namespace) -> int:
     except Unmet as error:
         raise RunError(f"planner: {error}") from None
     rounds = [tail_batching.tail_batching(scenario)] if drawn and tail_batching.NAME in (given.policy or NAMES) else []
-    Console().print(outcome_table(scenario, [*outcomes, *rounds]), highlight=False)
+    told: list[Outcome | Rounds] = [*outcomes, *rounds]
+    if given.json:
+        print_json([_outcome_json(scenario, outcome) for outcome in told])
+    else:
+        Console().print(outcome_table(scenario, told), highlight=False)
     if given.picture is not None:
         write_picture(given.picture, outcome_picture(scenario, outcomes))
     return 0
@@ -110,6 +118,15 @@ def outcome_table(scenario: Scenario, outcomes: Sequence[Outcome | Rounds]) -> T
         change = f"{100 * (gpu_s / base_gpu_s - 1):+.1f} %"
         table.add_row(outcome.policy, number(step_s), f"{base_s / step_s:.2f} x", number(gpu_s), change, usd)
     return table
+
+
+def _outcome_json(scenario: Scenario, outcome: Outcome | Rounds) -> dict[str, Any]:
+    """Means over all steps; the first outcome is what the others are compared with."""
+    step_s, gpu_s = _means(outcome)
+    price = scenario.device.usd_per_hour
+    usd = None if price is None else gpu_s * price / 3600.0
+    return {"policy": outcome.policy, "steps": len(outcome.step_s), "step_s": step_s, "step_gpu_s": gpu_s,
+            "step_usd": usd}  # fmt: skip
 
 
 def _means(outcome: Outcome | Rounds) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,33 +13,76 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from orchestrator.base.errors import RunError
-from orchestrator.commands.arguments import run_directory
+from orchestrator.commands.arguments import json_output, print_json, run_directory
 from orchestrator.run.directory import RunDirectory
+from orchestrator.run.events import END_TYPES, FILE, read_events
 from orchestrator.run.ledger import Books, read_books
 from orchestrator.session.terminal_view import dollars, duration, number, sparkline
 
 HELP = "how far a run has come"
+EXAMPLE = "rlhf-orchestrate status arithmetic"
 LAST_STEPS = 10
-arguments = run_directory
+
+
+def arguments(parser: ArgumentParser) -> None:
+    run_directory(parser)
+    json_output(parser)
 
 
 def execute(given: Namespace) -> int:
-    print_status(RunDirectory.open(given.run))
+    directory = RunDirectory.open(given.run)
+    if given.json:
+        print_json(status(directory))
+    else:
+        print_status(directory)
     return 0
+
+
+def status(directory: RunDirectory) -> dict[str, Any]:
+    """What `print_status` shows, for programs; `metrics`: of the last step."""
+    job, rows, books = directory.job, read_metrics(directory.path / "metrics.jsonl"), read_books(_books(directory))
+    state, reason = state_of(directory, rows)
+    return {
+        "job": job.name,
+        "recipe": job.recipe,
+        "state": state,
+        "reason": reason,
+        "step": rows[-1]["step"] if rows else None,
+        "steps": job.steps,
+        "cost_usd": None if books is None else books.usd,
+        "wall_s": None if books is None else books.wall_s,
+        "metrics": rows[-1] if rows else {},
+    }
+
+
+def state_of(directory: RunDirectory, rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """running, finished, failed, cancelled, killed or new; and why, or what to do."""
+    holder = directory.holder()
+    if holder is not None:
+        return "running", f"process {holder}"
+    events, _ = read_events(directory.path / FILE)
+    last = next((event for event in reversed(events) if event.type in END_TYPES or event.type == "started"), None)
+    go_on = f"go on with `rlhf-orchestrate resume {directory.path}`"
+    if last is not None and last.type == "failed":
+        return "failed", f"{last.data['message']}\nonce that is mended, {go_on}"
+    if rows and rows[-1]["step"] >= directory.job.steps:
+        return "finished", ""
+    if last is not None and last.type == "started":
+        return "killed", f"its orchestrator ended without a word; {go_on}"
+    return ("cancelled" if last is not None and last.type == "cancelled" else "stopped"), go_on
+
+
+def _books(directory: RunDirectory) -> Path:
+    return directory.path / "cost.json"
 
 
 def print_status(directory: RunDirectory, console: Console | None = None) -> None:
     """How far the run has come. Raises RunError for files that cannot be read."""
     job = directory.job
     rows = read_metrics(directory.path / "metrics.jsonl")
-    books = read_books(directory.path / "cost.json")
-    holder = directory.holder()
-    step = int(rows[-1]["step"]) if rows else None
-    state = (
-        f"running (process {holder})" if holder is not None
-        else "finished" if step is not None and step >= job.steps
-        else f"stopped; go on with `rlhf-orchestrate resume {directory.path}`"
-    )  # fmt: skip
+    books = read_books(_books(directory))
+    kind, reason = state_of(directory, rows)
+    state = f"running ({reason})" if kind == "running" else f"{kind}: {reason}" if reason else kind
     (console or Console()).print(
         status_table(job.name, job.recipe, state, job.steps, rows, books), soft_wrap=False, highlight=False
     )

@@ -1,7 +1,8 @@
 """Sends a job to a server of `rlhf-orchestrate serve`.
 
-Paths in the job are the server's, or with --upload the files are sent along. The token comes from --token-file,
-from $RLHF_TOKEN, or from runs/.token where a server of this machine keeps it.
+Paths in the job are relative to its file, as in `run`, where the server is on this machine (they have to lie in its
+data root); elsewhere they are the server's, or with --upload the files are sent along. The token comes from
+--token-file, from $RLHF_TOKEN, or from runs/.token where a server of this machine keeps it.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import tomli_w
 
 from functions.base.wire import Json
 from orchestrator.api.client import events, post_job, token_headers
-from orchestrator.api.upload import send_files
+from orchestrator.api.upload import name_absolutely, send_files
 from orchestrator.base.errors import ConfigError
 from orchestrator.commands.arguments import job_file, server
 from orchestrator.job.config import apply_override
 from orchestrator.session.terminal_view import dollars
 
 HELP = "send a job to a server"
+EXAMPLE = "rlhf-orchestrate submit examples/arithmetic/job.toml --follow"
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -63,6 +68,8 @@ def submit(
     with httpx.Client(base_url=url, headers=token_headers(token_file, url), timeout=30) as client:
         if upload:
             send_files(client, table, path.parent)
+        elif urlsplit(url).hostname in LOOPBACK:
+            name_absolutely(table, path.parent)
         job = post_job(client, tomli_w.dumps(table).encode(), headers)
         print(f"job {job['id']}: {url.rstrip('/')}/v1/jobs/{job['id']}")
         if not follow:

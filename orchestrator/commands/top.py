@@ -14,10 +14,11 @@ from rich.table import Table
 
 from orchestrator.api.client import check, token_headers
 from orchestrator.base.errors import RunError
-from orchestrator.commands.arguments import server
+from orchestrator.commands.arguments import json_output, print_json, server
 from orchestrator.session.terminal_view import dollars, duration
 
 HELP = "the jobs of a server, live"
+EXAMPLE = "rlhf-orchestrate top --json"
 EVERY_S = 1.0
 SHOWN = 50
 ASKED = 1000
@@ -29,11 +30,15 @@ COLORS = {
 
 def arguments(parser: ArgumentParser) -> None:
     server(parser)
+    json_output(parser)
 
 
 def execute(given: Namespace) -> int:
     with httpx.Client(base_url=given.url, headers=token_headers(given.token_file, given.url), timeout=10) as client:
-        top(client, Console())
+        if given.json:
+            print_json(_jobs(client))
+        else:
+            top(client, Console())
     return 0
 
 

@@ -61,6 +61,10 @@ class Chat:
         tokenizer.no_padding()
         return cls(tokenizer, special, _template(directory, config), directory)
 
+    @property
+    def has_template(self) -> bool:
+        return self._render is not None
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text or of a conversation. Raises ValueError in one line where the template refuses it."""
         if isinstance(prompt, str):

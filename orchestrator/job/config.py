@@ -22,18 +22,21 @@ from functions.call.train_params import LoraParams, OptimizerParams, Schedule, T
 from orchestrator.base.errors import ConfigError
 from orchestrator.base.section import Section
 from orchestrator.base.values import check_values
+from orchestrator.job.hub import HubId
 from orchestrator.job.roles import BY_NAME
 from orchestrator.job.telemetry import TelemetryConfig
 from orchestrator.planner.base import TAIL
 from orchestrator.planner.devices import device
 from orchestrator.platforms.config import PlatformConfig
 
+VALIDATE_EVERY = 10
+
 
 class ModelConfig(Section):
     """The policy."""
 
     path: str
-    """A Hugging Face directory of a causal language model with a `tokenizer.json`."""
+    """A causal language model with a `tokenizer.json`: a Hugging Face directory, or an id of the Hub (hub.py)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora_rank: int = Field(0, ge=0)
     """0 trains all weights; above, only adapters of this rank."""
@@ -42,7 +45,8 @@ class ModelConfig(Section):
 
 class DataConfig(Section):
     train: str
-    """JSONL or parquet with prompts; verl's, TRL's and OpenRLHF's columns are read as they are."""
+    """JSONL or parquet with prompts, or an id of the Hub (`openai/gsm8k/main:train`); verl's, TRL's and OpenRLHF's
+    columns are read as they are."""
     validation: str | None = None
     validation_fraction: float = Field(0.0, ge=0, lt=1)
     """Share of `train` held out where there is no `validation` file."""
@@ -52,6 +56,15 @@ class DataConfig(Section):
     over_long: Literal["error", "drop"] = "error"
     """What to do with prompts over the limit: they are counted and named either way."""
     shuffle: bool = True
+    prompt_key: str | None = None
+    """Column of the prompts; None: `prompt`, else `input`."""
+    apply_chat_template: bool = False
+    """Prompts that are text become a user's message, for a model that was made to chat."""
+
+    @property
+    def held_out(self) -> bool:
+        """Whether there are prompts to validate on."""
+        return self.validation is not None or self.validation_fraction > 0
 
 
 class RolloutConfig(Section):
@@ -80,8 +93,9 @@ class RewardConfig(Section):
 
 
 class ValidationConfig(Section):
-    every: int = Field(10, ge=0)
-    """Steps between validations; 0: never. The last step is always validated when this is not 0."""
+    every: int | None = Field(None, ge=0)
+    """Steps between validations, the last step always among them; 0: never. None: 10 where the job has prompts to
+    validate on, else never."""
     at_start: bool = True
     n: int = Field(1, ge=1)
     temperature: float = Field(0.0, ge=0)
@@ -223,6 +237,11 @@ class JobConfig(Section):
     def _consistent(self) -> JobConfig:
         if self.data.validation and self.data.validation_fraction:
             raise ValueError("data.validation and data.validation_fraction exclude each other: set one")
+        if self.validation.every and not self.data.held_out:
+            raise ValueError(
+                f"validation.every: got {self.validation.every}, but there is nothing to validate on: set "
+                "data.validation or data.validation_fraction, or leave it out"
+            )
         if (self.reward.score == "model") != (self.reward.model is not None):
             raise ValueError('reward.model is the directory that score = "model" uses: set both or neither')
         if self.deterministic and self.rollout.engine not in ("auto", "torch"):
@@ -267,6 +286,13 @@ class JobConfig(Section):
     def function(self, name: str) -> FunctionConfig:
         return self.functions.get(name, FunctionConfig())
 
+    @property
+    def validate_every(self) -> int:
+        """Steps between validations; 0: never."""
+        if self.validation.every is not None:
+            return self.validation.every
+        return VALIDATE_EVERY if self.data.held_out else 0
+
 
 PATHS = (("model", "path"), ("data", "train"), ("data", "validation"), ("critic", "path"), ("reference", "path"),
          ("reward", "model"))  # fmt: skip
@@ -293,11 +319,13 @@ def apply_override(table: dict[str, Any], override: str) -> None:
 
 
 def _resolve(table: dict[str, Any], base: Path) -> None:
-    """Makes the paths of a job absolute, in place; `<file.py>:<function>` as well."""
+    """Makes the paths of a job absolute, in place; `<file.py>:<function>` as well. An id of the Hub stays, unless it is
+    a path here."""
     for section, key in PATHS:
         inner = table.get(section)
-        if isinstance(inner, dict) and isinstance(inner.get(key), str):
-            inner[key] = str((base / inner[key]).resolve())
+        value = inner.get(key) if isinstance(inner, dict) else None
+        if isinstance(value, str) and (HubId.parse(value) is None or (base / value).exists()):
+            inner[key] = str((base / value).resolve())  # type: ignore[index]  # a dict: value came out of it
     for section, key in CODE:
         holder = table.get(section) if section else table
         value = holder.get(key) if isinstance(holder, dict) else None

@@ -38,11 +38,13 @@ class Row:
     """One prompt. Its columns are kept as JSON text and parsed when asked for: a tenth of the memory."""
 
     prompt_id: int
-    """Its place in the file, from 0: the same in every epoch and split."""
+    """Its place in the data set, from 0: the same in every epoch and split."""
     where: str
     """`train.jsonl:17` (line, from 1) or `train.parquet, row 16` (from 0), for messages."""
     data_source: str
     encoded: bytes
+    prompt_key: str | None = None
+    """Column of the prompt; None: `prompt` or `input`."""
 
     @property
     def columns(self) -> Json:
@@ -52,7 +54,7 @@ class Row:
 
     @property
     def prompt(self) -> Prompt:
-        prompt: Prompt = _column(self.columns)[1]
+        prompt: Prompt = _column(self.columns, self.prompt_key)[1]
         return prompt
 
     def to_json(self) -> Json:
@@ -63,26 +65,29 @@ class Row:
         return {**columns, "prompt_id": self.prompt_id, "data_source": self.data_source, **known}
 
 
-def _column(columns: Json) -> tuple[str, Any]:
+def _column(columns: Json, key: str | None) -> tuple[str, Any]:
     """The prompt's column and what it holds (None: there is none)."""
-    name = "prompt" if "prompt" in columns else "input"
+    name = key or "prompt" if key or "prompt" in columns else "input"
     return name, columns.get(name)
 
 
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
-def read_rows(path: Path) -> list[Row]:
-    """All rows of `path` (`.jsonl` or `.parquet`), in file order. Raises DataError naming file, line and field."""
-    if path.suffix not in (".jsonl", ".parquet"):
-        raise DataError(f"{path}: not a data set: want a file ending in .jsonl or .parquet")
-    try:
-        found = _parquet(path) if path.suffix == ".parquet" else _jsonl(path)
-        rows = [_row(number, where, columns) for number, (where, columns) in enumerate(found)]
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+def read_rows(*paths: Path, prompt_key: str | None = None) -> list[Row]:
+    """All rows of the files (`.jsonl` or `.parquet`), in their order. Raises DataError naming file, line and field."""
+    rows: list[Row] = []
+    for path in paths:
+        if path.suffix not in (".jsonl", ".parquet"):
+            raise DataError(f"{path}: not a data set: want a file ending in .jsonl or .parquet")
+        try:
+            found = _parquet(path) if path.suffix == ".parquet" else _jsonl(path)
+            numbered = enumerate(found, start=len(rows))
+            rows += [_row(number, where, columns, prompt_key) for number, (where, columns) in numbered]
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not rows:
-        raise DataError(f"{path}: has no rows; want at least one prompt")
+        raise DataError(f"{', '.join(map(str, paths))}: has no rows; want at least one prompt")
     return rows
 
 
@@ -138,17 +143,18 @@ def _plain(value: Any, where: str, field: str) -> Any:
     )
 
 
-def _row(number: int, where: str, columns: Json) -> Row:
-    name, prompt = _column(columns)
+def _row(number: int, where: str, columns: Json, key: str | None) -> Row:
+    name, prompt = _column(columns, key)
     if name not in columns:
+        wanted = f"'{key}' (data.prompt_key)" if key else "'prompt' (verl, TRL) or 'input' (OpenRLHF)"
         got = ", ".join(f"'{key}'" for key in list(columns)[:NAMED]) or "none"
-        raise DataError(f"{where}: no field 'prompt' (verl, TRL) or 'input' (OpenRLHF); its fields: {got}")
+        raise DataError(f"{where}: no field {wanted}; its fields: {got}")
     _check_prompt(where, name, prompt)
     source = columns.get("data_source", "default")
     if not isinstance(source, str) or not source:
         raise DataError(f"{where}: field 'data_source' is {_short(source)}; want a name")
     try:
-        return Row(number, where, source, json.dumps(columns, ensure_ascii=False).encode())
+        return Row(number, where, source, json.dumps(columns, ensure_ascii=False).encode(), key)
     except UnicodeEncodeError:
         raise DataError(f"{where}: holds half of a surrogate pair, which is no text") from None
 

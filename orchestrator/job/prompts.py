@@ -11,7 +11,8 @@ from functions.base.wire import Json
 from orchestrator.base.errors import ConfigError, DataError
 from orchestrator.job.chat import Chat
 from orchestrator.job.config import JobConfig
-from orchestrator.job.data import Cursor, Row, Tokenized, digest, next_batch, read_rows, split, tokenize
+from orchestrator.job.data import Cursor, Prompt, Row, Tokenized, digest, next_batch, read_rows, split, tokenize
+from orchestrator.job.located import data_files
 
 NOTHING = Tokenized([], [], [])
 
@@ -44,22 +45,22 @@ class PromptSource:
             chat = Chat.load(Path(job.model.path))
         except ValueError as error:
             raise ConfigError(f"model.path: {error}") from error
-        train: Sequence[Row] = read_rows(Path(job.data.train))
+        if job.data.apply_chat_template and not chat.has_template:
+            raise ConfigError(f"data.apply_chat_template: {job.model.path} has no chat template; leave it out")
+        key = job.data.prompt_key
+        train: Sequence[Row] = read_rows(*data_files(job.data.train, "train"), prompt_key=key)
         held_out: Sequence[Row] = []
         if job.data.validation is not None:
-            held_out = read_rows(Path(job.data.validation))
+            held_out = read_rows(*data_files(job.data.validation, "validation"), prompt_key=key)
         elif job.data.validation_fraction:
             train, held_out = split(train, job.data.validation_fraction, job.seed)
-        if job.validation.every and not held_out:
-            raise ConfigError(
-                "validation.every is set, but there is nothing to validate on: set data.validation or "
-                "data.validation_fraction, or validation.every = 0"
-            )
+
+        def encode(prompt: Prompt) -> Sequence[int]:
+            told = job.data.apply_chat_template and isinstance(prompt, str)
+            return chat.encode([{"role": "user", "content": prompt}] if told else prompt)
 
         def encoded(rows: Sequence[Row]) -> Tokenized:
-            return tokenize(
-                rows, chat.encode, max_prompt_length=job.data.max_prompt_length, over_long=job.data.over_long
-            )
+            return tokenize(rows, encode, max_prompt_length=job.data.max_prompt_length, over_long=job.data.over_long)
 
         return cls(encoded(train), encoded(held_out) if held_out else NOTHING, job.data.shuffle)
 

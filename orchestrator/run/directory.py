@@ -19,6 +19,7 @@ import shutil
 import socket
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -26,7 +27,7 @@ from functions.exchange.base import Exchange, ExchangeError
 from functions.exchange.open import open_exchange
 from orchestrator.base.errors import ConfigError, RunError
 from orchestrator.job.config import JobConfig, dump_job, load_job
-from orchestrator.run.identity import JOURNAL, RunIdentity, delete_held
+from orchestrator.run.identity import JOURNAL, RunIdentity, delete_held, may_change
 
 FORMAT = 2
 LOCK_TRIES = 20
@@ -90,6 +91,26 @@ class RunDirectory:
     @property
     def job(self) -> JobConfig:
         return load_job(self.path / "job.toml")
+
+    def changed_job(self, overrides: Sequence[str]) -> JobConfig:
+        """The job with `key.path=value` over it. Raises ConfigError for keys that the run's history follows from."""
+        job, changed = self.job, load_job(self.path / "job.toml", overrides)
+        before, after = self.identity(job).job, self.identity(changed).job
+        parts = {part for part in before if before[part] != after[part]}
+        parts |= {part for part in ("name", "exchange") if getattr(job, part) != getattr(changed, part)}
+        keys = [override.partition("=")[0] for override in overrides]
+        wrong = [key for key in keys if key.split(".")[0] in parts and not may_change(key)]
+        if wrong:
+            raise ConfigError(
+                f"{', '.join(wrong)}: what {self.path} has committed follows from it; start another run (`run` with "
+                "--run-dir DIR)"
+            )
+        return changed
+
+    def write_job(self, job: JobConfig) -> None:
+        """Raises RunError where an orchestrator is working on the run."""
+        with self.lock():
+            write_atomically(self.path / "job.toml", dump_job(job).encode())
 
     def exchange(self, job: JobConfig) -> tuple[str, str]:
         """URL of the job's exchange and the job's root in it; the default is this directory itself."""

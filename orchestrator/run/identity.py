@@ -34,6 +34,12 @@ FOLLOWED = ("seed", "recipe", "deterministic", "model", "data", "rollout", "rewa
 """The parts of a job that its history follows from."""
 
 
+def may_change(key: str) -> bool:
+    """Whether a key of a part in FOLLOWED (`rollout.slots`) may be another in a resumed run."""
+    section, _, name = key.partition(".")
+    return name.partition(".")[0] in MAY_CHANGE.get(section, ())
+
+
 @dataclass(frozen=True)
 class RunIdentity:
     id: str

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from functions.base.wire import Version
 from functions.exchange.base import checksum
+from functions.weights.adapters import write_adapter
 from functions.weights.base import import_model
 from functions.weights.files import check_finite, check_vocabulary, weight_files
 from functions.weights.manifest import keep_only, read_manifest
 from functions.weights.materialize import materialize
 from orchestrator.base.canonical import canonical
-from orchestrator.base.errors import ConfigError
+from orchestrator.base.errors import ConfigError, RunError
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.job.config import JobConfig
 from orchestrator.job.functions import model_directory
@@ -81,8 +82,23 @@ async def keep(store: AsyncExchange, history: Sequence[dict[str, Version]], coun
 
 async def export(store: AsyncExchange, version: Version, directory: Path) -> Path:
     """The version as a Hugging Face directory; what was there is replaced once the new one is whole."""
+    return await _replaced(store, directory, lambda new: materialize(store.exchange, version, new))
+
+
+async def export_adapter(store: AsyncExchange, version: Version, directory: Path, base: str) -> Path:
+    """The adapter of a LoRA version in peft's files, as `export`; `base`: what it names as its base model.
+
+    Raises RunError for a version that has none.
+    """
+    manifest = await store.run(lambda: read_manifest(store.exchange, version))
+    if manifest.adapter is None:
+        raise RunError("--adapter: the job has trained all weights (model.lora_rank = 0); export the model instead")
+    return await _replaced(store, directory, lambda new: write_adapter(store.exchange, manifest, new, base))
+
+
+async def _replaced(store: AsyncExchange, directory: Path, write: Callable[[Path], Path]) -> Path:
     temporary = directory.with_name(f".{directory.name}.new")
     shutil.rmtree(temporary, ignore_errors=True)
-    await store.run(lambda: materialize(store.exchange, version, temporary))
+    await store.run(lambda: write(temporary))
     shutil.rmtree(directory, ignore_errors=True)
     return temporary.rename(directory)

@@ -112,7 +112,7 @@ class Loop:
         await self.preload.announce(versions)
         plan = self._plan(PromptSet([], []), 0)
         report = StepReport()
-        if self.job.validation.every and self.job.validation.at_start:
+        if self.job.validate_every and self.job.validation.at_start:
             with self.tracing.span("validate"):
                 await self._validate(0, versions, plan, report)
         with self.tracing.span("commit"):
@@ -159,7 +159,7 @@ class Loop:
         yield from (start(*planned, next_step=True) for planned in plan.prewarm_next_s.items())
 
     def _validates(self, number: int) -> bool:
-        every = self.job.validation.every
+        every = self.job.validate_every
         return every > 0 and (number % every == 0 or number == self.job.steps)
 
     def _plan(self, prompts: PromptSet, number: int) -> StepPlan:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from orchestrator.calls.invoke import Invoker, RetryPolicy, Timeouts
 from orchestrator.job.checks import check_code
 from orchestrator.job.config import JobConfig
 from orchestrator.job.functions import check_room, check_split, function_limits, function_specs
+from orchestrator.job.located import localized, pinned
 from orchestrator.job.prompts import PromptSource
 from orchestrator.planner.base import Planner
 from orchestrator.planner.scaling import Unmet
@@ -46,6 +48,9 @@ class Prepared:
     """A job that was checked as far as it can be before anything is started or written."""
 
     job: JobConfig
+    """Its models in directories of this machine."""
+    named: JobConfig
+    """As a run keeps it: models and data of the Hub by their ids, pinned to commits."""
     recipe: Recipe
     settings: dict[str, TrainParams]
     """Of each model that is trained."""
@@ -58,6 +63,8 @@ def prepare(job: JobConfig) -> Prepared:
     recipe = find_recipe(job.recipe)
     settings = train_settings(job, recipe)
     recipe_options(job, recipe)
+    named = pinned(job)
+    job = localized(named)
     models = job_models(recipe, settings)
     check_models(job, models)
     check_code(job)
@@ -69,7 +76,7 @@ def prepare(job: JobConfig) -> Prepared:
     check_room(job, function_limits(job, specs), source.longest)
     check_split(job)
     check_platform(job, specs)
-    return Prepared(job, recipe, settings, source, specs)
+    return Prepared(job, named, recipe, settings, source, specs)
 
 
 @dataclass(frozen=True)
@@ -178,7 +185,8 @@ def train(run: Run, view: View) -> Path:
     async def main() -> Path:
         task = asyncio.current_task()
         assert task is not None, "inside asyncio.run"
-        for number in (signal.SIGINT, signal.SIGTERM):
+        in_main = threading.current_thread() is threading.main_thread()  # no other may have handlers
+        for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         try:
             return await execute(run, view)

@@ -109,6 +109,18 @@ def test_what_jobs_do_name_may_pass(key: str, value: str, root: Path) -> None:
     assert refusals(with_value(key, value), root) == []
 
 
+def test_an_id_of_the_hub_is_taken_from_the_servers_cache_alone(root: Path) -> None:
+    """A local path of that name wins; what is not in the cache is not fetched for a request."""
+    (root / "acme" / "here").mkdir(parents=True)
+    assert read(with_value("model.path", "acme/here"), root).model.path == str(root.resolve() / "acme" / "here")
+    for key, get in (("model.path", "hf download acme/none"), ("data.train", "hf download acme/none --repo-type")):
+        (line,) = refusals(with_value(key, "acme/none"), root)
+        assert line.startswith(
+            f"{key}: acme/none is not in the cache here, and nothing is downloaded for a job over HTTP"
+        )
+        assert get in line
+
+
 def test_the_servers_own_word_is_not_asked_and_cannot_be_taken_back(root: Path) -> None:
     knative = {"image": "i", "env": {"A": "/b"}, "env_secrets": ["s"], "volumes": [{"name": "v", "mount_path": "/v"}]}
     defaults = {"platform": {"kind": "knative", "knative": knative}, "exchange": {"url": "dir:///shared"},

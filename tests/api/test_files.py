@@ -65,6 +65,24 @@ def test_submit_sends_what_the_job_names(
     assert not str(model).startswith(str(tmp_path / "laptop"))
 
 
+def test_submit_names_what_lies_beside_the_job_file(
+    served: Served, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `run` does, in a folder of the data root; what is not there is left as the server's own."""
+    job = make_job(root / "below")
+    monkeypatch.setenv("RLHF_TOKEN", WRITE)
+    overrides = ["data.validation=train.jsonl", "steps=1"]
+    (root / "below" / "validation.jsonl").unlink()
+    assert submit(job.file, overrides, url=served.url, token_file=None, key=None, follow=False) == 0
+    id = capsys.readouterr().out.split()[1].rstrip(":")
+    with served.client() as api:
+        config = api.get(f"/v1/jobs/{id}").json()["config"]
+    below = root.resolve() / "below"
+    assert config["model"]["path"] == str(below / "model")
+    assert (config["data"]["train"], config["data"]["validation"]) == (str(below / "train.jsonl"),) * 2
+    assert config["reward"]["score"] == f"{below}/reward.py:score"
+
+
 def test_a_file_that_is_not_there_is_told_before_anything_is_sent(served: Served, tmp_path: Path) -> None:
     job = make_job(tmp_path / "laptop")
     with pytest.raises(ConfigError, match=r"data\.train: .*gone\.jsonl: no such file"):

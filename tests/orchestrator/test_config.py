@@ -60,6 +60,19 @@ def test_contradictions_are_told() -> None:
     assert mistakes(data=data) == ["job.toml: data.validation and data.validation_fraction exclude each other: set one"]
 
 
+def test_without_prompts_to_validate_on_nothing_is_validated(tmp_path: Path) -> None:
+    """Resolved and read back, too: what was not asked for is not asked for then."""
+    held_out: list[dict[str, Any]] = [{}, {"validation": "v.jsonl"}, {"validation_fraction": 0.5}]
+    for data, every in zip(held_out, (0, 10, 10), strict=True):
+        job = parse_job(GOOD | {"data": GOOD["data"] | data}, base=tmp_path)
+        (tmp_path / "job.toml").write_text(dump_job(job))
+        assert (job.validate_every, load_job(tmp_path / "job.toml").validate_every) == (every, every)
+    assert mistakes(validation={"every": 5}) == [
+        "job.toml: validation.every: got 5, but there is nothing to validate on: set data.validation or "
+        "data.validation_fraction, or leave it out"
+    ]
+
+
 def test_the_resolved_job_reads_back_as_itself(tmp_path: Path) -> None:
     job = parse_job(GOOD | {"functions": {"generate": {"replicas": 2}}}, base=tmp_path)
     (tmp_path / "job.toml").write_text(dump_job(job))

@@ -17,11 +17,11 @@ from functions.base.samples import Columns, Ragged, SampleBatch
 from functions.base.wire import Call, Json, Version
 from functions.call.function import Context, FatalError
 from functions.exchange.directory import DirectoryExchange
-from functions.generate.vllm.adapter import write_adapter
 from functions.models.lora import add_adapters
 from functions.models.pretrained import load_causal_lm, save_model
 from functions.reference.function import ReferenceFunction
 from functions.train.function import TrainFunction
+from functions.weights.adapters import write_adapter
 from functions.weights.base import import_model
 from functions.weights.manifest import keep_only, read_manifest
 from functions.weights.materialize import materialize
@@ -160,7 +160,7 @@ def test_peft_reads_what_a_trainer_has_published(
     """By its own loader, from the directory that vLLM gets too: the model says what the merged one says."""
     version = train(exchange, tmp_path, samples, PARAMS, BASE, "s0")
     base = materialize(exchange, BASE, tmp_path / "base")
-    files = write_adapter(exchange, read_manifest(exchange, version), tmp_path / "adapter", base)
+    files = write_adapter(exchange, read_manifest(exchange, version), tmp_path / "adapter", str(base))
     model = PeftModel.from_pretrained(load_causal_lm(base), files)
     own = load_causal_lm(materialize(exchange, version, tmp_path / "merged"))
     tokens = torch.tensor([[3, 4, 5, 9, 8]])

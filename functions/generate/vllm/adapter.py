@@ -10,10 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from functions.exchange.base import Exchange
-from functions.weights.files import decode_header, encode_header, weight_files
-from functions.weights.manifest import Manifest
-from functions.weights.ranges import read_blobs
+from functions.weights.files import decode_header, weight_files
 
 _PREFIX = "base_model.model."
 Layout = dict[str, tuple[str, tuple[int, ...]]]
@@ -59,29 +56,6 @@ def read_adapter(directory: Path) -> Adapter | None:
     if not (directory / "adapter_model.safetensors").is_file():
         raise ValueError(f"adapter {directory}: no adapter_model.safetensors")
     return Adapter(directory, base if base.is_absolute() else directory / base, rank)
-
-
-def write_adapter(exchange: Exchange, manifest: Manifest, directory: Path, base: Path) -> Path:
-    """A published LoRA version as a PEFT directory for the base model in `base`. Raises Corrupt as materialize does."""
-    assert manifest.adapter is not None
-    directory.mkdir(parents=True, exist_ok=True)
-    entries = manifest.tensors
-    with (directory / "adapter_model.safetensors").open("wb") as file:
-        file.write(encode_header((e.name, e.dtype, e.shape, e.size_bytes) for e in entries))
-        data = {entry.name: data for entry, data in read_blobs(exchange, manifest, entries)}
-        for entry in entries:
-            file.write(data[entry.name])
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": str(base),
-        "r": manifest.adapter.rank,
-        "lora_alpha": manifest.adapter.alpha,
-        "target_modules": list(manifest.adapter.targets),
-        "bias": "none",
-    }
-    (directory / "adapter_config.json").write_text(json.dumps(config))
-    return directory
 
 
 def read_layout(model_dir: Path) -> Layout:

@@ -1,0 +1,161 @@
+"""Ids of the Hub in a job, against a server that speaks its endpoints: online, pinned, offline, refused."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow  # type: ignore[import-untyped]
+import pytest
+from pyarrow import parquet
+
+from tests.support.hub import Hub, Repository, serve_hub
+from tests.support.tiny_job import ENV, Job, arguments, model
+
+pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(300)]
+
+JOB = """
+name = "hub"
+steps = 1
+[model]
+path = "acme/tiny"
+[data]
+train = "acme/sums/main"
+validation = "acme/sums/main"
+prompts_per_step = 2
+[rollout]
+n = 2
+max_response_length = 4
+[reward]
+score = "rule:number"
+"""
+
+
+@dataclass
+class Desk:
+    hub: Hub
+    directory: Path
+    """With job.toml; the cache is in it."""
+
+    def command(self, *words: object, **env: str) -> subprocess.CompletedProcess[str]:
+        own = {"HF_ENDPOINT": self.hub.url, "HF_HOME": str(self.directory / "hf"), "HF_HUB_OFFLINE": "0"}
+        clean = {name: value for name, value in ENV.items() if name not in ("HF_TOKEN", "HF_HUB_CACHE")}
+        return subprocess.run(
+            arguments(*words), env=clean | own | env, cwd=self.directory, capture_output=True, text=True, timeout=250,
+            check=False,
+        )  # fmt: skip
+
+    def doctor(self, *, model: str = "acme/tiny", train: str = "acme/sums/main", **env: str) -> str:
+        text = JOB.replace("acme/tiny", model).replace('train = "acme/sums/main"', f'train = "{train}"')
+        (self.directory / "job.toml").write_text(text)
+        return self.command("doctor", "job.toml", **env).stdout
+
+
+def table(start: int, count: int) -> bytes:
+    rows = [{"prompt": f"{a}+{a}=", "answer": str(2 * a)} for a in range(start, start + count)]
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    return file.getvalue()
+
+
+@pytest.fixture
+def desk(job: Job, tmp_path: Path) -> Iterator[Desk]:
+    with serve_hub() as hub:
+        files = {path.name: path.read_bytes() for path in (job.directory / "model").iterdir()}
+        hub.repositories["models/acme/tiny"] = Repository(files | {"original/old.safetensors": b"not these"})
+        hub.repositories["datasets/acme/sums"] = Repository({
+            "README.md": b"# sums", "main/train-00000-of-00002.parquet": table(0, 3),
+            "main/train-00001-of-00002.parquet": table(3, 4), "main/test-00000-of-00001.parquet": table(8, 2),
+            "hard/train-00000-of-00001.parquet": table(10, 5),
+        })  # fmt: skip
+        (tmp_path / "job.toml").write_text(JOB)
+        yield Desk(hub, tmp_path)
+
+
+def test_a_job_of_ids_runs_and_goes_on_with_what_it_began_with(desk: Desk, job: Job) -> None:
+    done = desk.command("run", "job.toml")
+    assert done.returncode == 0, done.stderr
+    run = desk.directory / "runs" / "hub"
+    named = tomllib.loads((run / "job.toml").read_text())
+    model_commit = desk.hub.repositories["models/acme/tiny"].commit
+    data_commit = desk.hub.repositories["datasets/acme/sums"].commit
+    assert named["model"]["path"] == f"acme/tiny@{model_commit}"
+    assert named["data"]["train"] == f"acme/sums/main:train@{data_commit}"
+    assert named["data"]["validation"] == f"acme/sums/main:test@{data_commit}"
+    assert not any(
+        "original/" in request or "hard/" in request for request in desk.hub.requests if "tree" not in request
+    )
+    assert set(model(run)) >= {"model.safetensors", "config.json", "tokenizer.json"}
+    # The repositories move on: the run does not, even where nobody can be asked.
+    desk.hub.repositories["datasets/acme/sums"] = Repository({"main/train-00000-of-00001.parquet": table(20, 3)})
+    desk.hub.requests.clear()
+    again = desk.command("resume", "runs/hub", HF_HUB_OFFLINE="1")
+    assert again.returncode == 0, again.stderr
+    assert desk.hub.requests == []
+
+
+def test_what_ids_mean_and_what_is_refused(desk: Desk) -> None:
+    assert "7 prompts to train on, 2 held out" in desk.doctor()
+    assert "5 prompts to train on" in desk.doctor(train="acme/sums/hard")
+    assert "2 prompts to train on" in desk.doctor(train="acme/sums/main:test")
+    assert "wants one of acme/sums/hard, acme/sums/main" in desk.doctor(train="acme/sums")
+    assert "wants one of acme/sums/hard, acme/sums/main" in desk.doctor(train="acme/sums/other")
+    assert "acme/sums/main:dev: wants a split: acme/sums/main:test, acme/sums/main:train" in desk.doctor(
+        train="acme/sums/main:dev"
+    )
+    assert f"acme/nothing is neither a path beside the job file nor a model at {desk.hub.url}" in desk.doctor(
+        model="acme/nothing"
+    )
+    assert "acme/tiny has no revision 'v9'" in desk.doctor(model="acme/tiny@v9")
+    desk.hub.repositories["models/acme/tiny"].gated = True
+    assert f"acme/tiny is gated: accept its terms at {desk.hub.url}/acme/tiny, and set HF_TOKEN" in desk.doctor(
+        HF_HOME=str(desk.directory / "empty")
+    )
+
+
+def test_a_revision_a_token_and_a_directory_of_the_same_name(desk: Desk) -> None:
+    repository = desk.hub.repositories["datasets/acme/sums"]
+    before = Repository({"train.parquet": table(0, 1)})
+    desk.hub.past["datasets/acme/sums"] = {"v1": before, before.commit: before}
+    assert "1 prompts to train on" in desk.doctor(train="acme/sums@v1")
+    repository.token = "hf_secret"
+    private = desk.directory / "private"
+    assert "a private one wants HF_TOKEN" in desk.doctor(HF_HOME=str(private))
+    assert "7 prompts to train on" in desk.doctor(HF_HOME=str(private), HF_TOKEN="hf_secret")
+    repository.token = ""
+    (desk.directory / "acme" / "tiny").mkdir(parents=True)
+    assert f"model.path: model {desk.directory}/acme/tiny: no config.json" in desk.command("plan", "job.toml").stderr
+
+
+def test_offline_the_line_says_how_to_get_it(desk: Desk) -> None:
+    found = desk.doctor(HF_HUB_OFFLINE="1")
+    assert "FAIL  model: model.path: acme/tiny is neither a path beside the job file nor in the cache" in found
+    assert "HF_HUB_OFFLINE is set: `hf download acme/tiny` where it can be reached" in found
+    assert "`hf download acme/sums --repo-type dataset`" in found
+    assert desk.hub.requests == []
+
+
+def test_half_a_split_in_the_cache_is_not_trained_on(desk: Desk) -> None:
+    assert "7 prompts" in desk.doctor()
+    (half,) = (desk.directory / "hf").rglob("train-00001-of-00002.parquet")
+    half.unlink()
+    assert "FAIL" in desk.doctor(HF_HUB_OFFLINE="1")
+
+
+def test_a_model_is_pushed_where_it_can_be_named(desk: Desk) -> None:
+    """What a push has sent is a model that another job begins with."""
+    assert desk.command("run", "job.toml").returncode == 0
+    done = desk.command("export", "hub", "out", "--push", "acme/trained", HF_TOKEN="hf_secret")
+    assert done.returncode == 0, done.stderr
+    sent = desk.hub.repositories["models/acme/trained"].files
+    assert {name: sent[name] for name in sent if name != ".gitattributes"} == {
+        path.name: path.read_bytes() for path in (desk.directory / "out").iterdir()
+    }
+    assert "ok    model: " in desk.doctor(model="acme/trained")
+    refused = desk.command("export", "hub", "out2", "--push", "trained")
+    assert "--push: got 'trained', wants ORG/NAME" in refused.stderr
+    assert not (desk.directory / "out2").exists()
