@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from functions.train.params import TrainParams
 from pydantic import BaseModel
 
+from functions.call.train_params import TrainParams
 from orchestrator.base.errors import OrchestratorError
 from orchestrator.job.config import PATHS, FunctionConfig, JobConfig, parse_job
 from orchestrator.session.session import prepare
