@@ -14,6 +14,7 @@ from orchestrator.base.errors import ConfigError, DataError
 from orchestrator.commands.arguments import job_file
 from orchestrator.job.config import load_job
 from orchestrator.run.directory import RunDirectory
+from orchestrator.session.open_platform import check_machine
 from orchestrator.session.session import Run, prepare, train
 from orchestrator.session.terminal_view import open_view
 
@@ -32,6 +33,7 @@ def execute(given: Namespace) -> int:
     overrides += [f"platform.kind={given.platform}"] if given.platform else []
     job = load_job(given.job, overrides)
     prepared = prepare(job)
+    check_machine(job, prepared.specs)
     directory = RunDirectory.create(given.run_dir or Path("runs") / job.name, job)
     try:
         return work(Run(prepared, directory))

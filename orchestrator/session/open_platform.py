@@ -7,6 +7,7 @@ from pathlib import Path
 
 from orchestrator.job.config import JobConfig
 from orchestrator.platforms.base import FunctionSpec, Platform
+from orchestrator.platforms.gpus import check_gpus
 from orchestrator.platforms.local import LocalPlatform
 
 
@@ -16,6 +17,13 @@ def check_platform(job: JobConfig, specs: Sequence[FunctionSpec]) -> None:
         from orchestrator.platforms.knative.manifests import check_names
 
         check_names(job.name, [spec.name for spec in specs])
+
+
+def check_machine(job: JobConfig, specs: Sequence[FunctionSpec]) -> None:
+    """Raises ConfigError for a local job with GPUs that are not here. Apart from `check_platform`: a job that is only
+    planned may be another machine's."""
+    if job.platform.kind == "local":
+        check_gpus(specs)
 
 
 def open_platform(job: JobConfig, exchange: str, root: str, *, log_dir: Path) -> Platform:
