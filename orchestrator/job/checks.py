@@ -1,4 +1,4 @@
-"""What can be known of a job before anything runs: the code that it names is there, its engine is installed.
+"""What can be known of a job before anything runs: the code that it names is there, and takes what it is given.
 
 Nothing of the user's is executed: a file is parsed, not imported.
 """
@@ -18,14 +18,12 @@ from orchestrator.job.config import JobConfig
 
 
 def check_code(job: JobConfig) -> None:
-    """Raises ConfigError for a scorer, loss, advantage or engine that is named and is not there."""
+    """Raises ConfigError for a scorer, loss or advantage that is named and is not there."""
     _check_scorer(job.reward.score)
     for key in ("advantage", "loss"):
         value = job.algorithm.get(key)
         if isinstance(value, str) and ":" in value:
             check_object(f"algorithm.{key}", value)
-    if job.rollout.engine == "vllm" and job.platform.kind == "local" and importlib.util.find_spec("vllm") is None:
-        raise ConfigError('rollout.engine: got "vllm", which is not installed here (`scripts/setup --vllm`)')
 
 
 def check_options(params: TrainParams) -> None:

@@ -32,7 +32,7 @@ def train_settings(job: JobConfig, recipe: Recipe) -> dict[str, TrainParams]:
         if key in OWN:
             raise ConfigError(f"algorithm.{key}: is set by [train], [rollout] or [model], not here")
     rank = job.model.lora_rank
-    settings = merged(recipe.settings, job.algorithm) | {
+    settings = merged(_kept_settings(job, recipe), job.algorithm) | {
         "temperature": job.rollout.temperature or 1.0,
         "top_p": job.rollout.top_p if job.rollout.temperature else 1.0,  # greedy: of the whole distribution
         "top_k": job.rollout.top_k if job.rollout.temperature else 0,
@@ -56,6 +56,13 @@ def train_settings(job: JobConfig, recipe: Recipe) -> dict[str, TrainParams]:
         }  # fmt: skip
     except FatalError as error:
         raise ConfigError(str(error).replace("params", "algorithm", 1)) from error
+
+
+def _kept_settings(job: JobConfig, recipe: Recipe) -> Json:
+    """The recipe's, without the options of a loss or an advantage that the job replaces by another."""
+    own = recipe.settings
+    replaced = [key for key in ("loss", "advantage") if job.algorithm.get(key, own.get(key)) != own.get(key)]
+    return {name: value for name, value in own.items() if name.removesuffix("_options") not in replaced}
 
 
 def rollout_diff(job: JobConfig, recipe: Recipe | None = None) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import JobConfig
 from orchestrator.platforms.base import FunctionSpec, Platform
 from orchestrator.platforms.gpus import check_gpus
@@ -20,10 +22,15 @@ def check_platform(job: JobConfig, specs: Sequence[FunctionSpec]) -> None:
 
 
 def check_machine(job: JobConfig, specs: Sequence[FunctionSpec]) -> None:
-    """Raises ConfigError for a local job with GPUs that are not here. Apart from `check_platform`: a job that is only
-    planned may be another machine's."""
-    if job.platform.kind == "local":
-        check_gpus(specs)
+    """Raises ConfigError for a local job that wants what this machine lacks: GPUs, vLLM.
+
+    Apart from `check_platform`: a job that is only planned may be another machine's.
+    """
+    if job.platform.kind != "local":
+        return
+    check_gpus(specs)
+    if job.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ConfigError('rollout.engine: got "vllm", which is not installed here (`scripts/setup --vllm`)')
 
 
 def open_platform(job: JobConfig, exchange: str, root: str, *, log_dir: Path) -> Platform:

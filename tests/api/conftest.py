@@ -24,7 +24,10 @@ from orchestrator.run.ledger import Ledger
 from tests.support.tiny_job import ENV, make_model
 
 WRITE, READ = "write-token-0123456789", "read-token-0123456789"
-JOB = {"name": "small", "steps": 3, "model": {"path": "model"}, "data": {"train": "train.jsonl"}}
+JOB = {
+    "name": "small", "steps": 3, "model": {"path": "model"}, "data": {"train": "train.jsonl"},
+    "validation": {"every": 0},
+}  # fmt: skip
 
 
 @dataclass

@@ -104,5 +104,5 @@ def test_a_job_that_is_refused_late_leaves_nothing(job: Job, tmp_path: Path) -> 
     assert done.returncode != 0
     (line,) = done.stderr.splitlines()
     assert json.dumps(name).strip('"') in line
-    assert "nan" in line
+    assert "not finite" in line
     assert not run.exists()

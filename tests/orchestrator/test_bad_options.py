@@ -105,6 +105,17 @@ def test_what_can_be_is_taken(algorithm: dict[str, Any], base: Path) -> None:
     prepare(parse_job(table, base=base))
 
 
+def test_another_loss_does_not_get_the_recipes_options(base: Path) -> None:
+    """DAPO's clip range means nothing to a loss that does not clip, and the job has no way to take it out."""
+    table = tomllib.loads((base / "job.toml").read_text()) | {"recipe": "dapo"}
+    assert prepare(parse_job(table, base=base)).settings["actor"].loss_options == {"clip_low": 0.2, "clip_high": 0.28}
+    table["algorithm"] = {"loss": "importance_sampling"}
+    assert prepare(parse_job(table, base=base)).settings["actor"].loss_options == {}
+    table["algorithm"] = {"loss": "vanilla", "loss_options": {"dual_clip": 4.0}}
+    params = prepare(parse_job(table, base=base)).settings["actor"]
+    assert params.loss_options == {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 4.0}
+
+
 @pytest.mark.parametrize(
     ("more", "bound"),
     [
