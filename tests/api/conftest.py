@@ -26,7 +26,7 @@ from tests.support.tiny_job import ENV, make_model
 WRITE, READ = "write-token-0123456789", "read-token-0123456789"
 JOB = {
     "name": "small", "steps": 3, "model": {"path": "model"}, "data": {"train": "train.jsonl"},
-    "validation": {"every": 0},
+    "validation": {"every": 0}, "rollout": {"max_response_length": 8},
 }  # fmt: skip
 
 
