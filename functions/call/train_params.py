@@ -223,11 +223,11 @@ class TrainParams:
             _above_zero(aggregation_norm=self.aggregation_norm)
         if self.value_clip is not None:
             _above_zero(value_clip=self.value_clip)
-        if self.score.overlong_buffer is not None and self.max_response_length is None:
+        buffer, most = self.score.overlong_buffer, self.max_response_length
+        if buffer is not None and most is None:
             raise ValueError("score.overlong_buffer: wants max_response_length")
-        if self.score.overlong_buffer is not None and self.score.overlong_buffer > self.max_response_length:
-            got, most = self.score.overlong_buffer, self.max_response_length
-            raise ValueError(f"score.overlong_buffer: got {got}, wants at most max_response_length, which is {most}")
+        if buffer is not None and most is not None and buffer > most:
+            raise ValueError(f"score.overlong_buffer: got {buffer}, wants at most max_response_length, which is {most}")
         if self.aggregation == "seq-mean-token-sum-norm" and self.norm is None:
             raise ValueError("aggregation: seq-mean-token-sum-norm wants aggregation_norm or max_response_length")
         if self.objective == "value" and self.lora is not None:
