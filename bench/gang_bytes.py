@@ -105,7 +105,7 @@ def main(given: Sequence[str] | None = None) -> None:
         exchange = DirectoryExchange(root)
         make_model(Path(name) / "model", options.hidden, options.layers)
         base, asked = import_model(exchange, "policy", Path(name) / "model"), inputs(exchange)
-        params: Json = {"optimizer": {"lr": 1e-6}, "dtype": "bfloat16"}
+        params: Json = {"optimizer": {"lr": 1e-6}, "dtype": "bfloat16", "max_rollout_logprob_diff": "off"}
 
         def call(identity: str, version: Version) -> Call:
             return Call(identity, "train", asked, {"policy": version}, params)

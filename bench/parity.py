@@ -36,12 +36,13 @@ sys.path.insert(0, str(ROOT))
 
 from functions.algorithms import advantages as adv  # noqa: E402
 from functions.algorithms.aggregation import Totals, aggregate, batch_totals  # noqa: E402
-from functions.algorithms.correction import STATISTICS, effective_sample_size, rollout_correction  # noqa: E402
+from functions.algorithms.correction import effective_sample_size, rollout_correction  # noqa: E402
 from functions.algorithms.entropy import entropy_loss  # noqa: E402
 from functions.algorithms.kl import adaptive_kl_coef, kl_estimate, kl_loss  # noqa: E402
 from functions.algorithms.logprobs import token_logprobs  # noqa: E402
 from functions.algorithms.metrics import combine_metrics  # noqa: E402
 from functions.algorithms.names import AGGREGATIONS, KL_KINDS  # noqa: E402
+from functions.algorithms.options import STATISTICS  # noqa: E402
 from functions.algorithms.policy_losses import POLICY_LOSSES  # noqa: E402
 from functions.algorithms.ragged import from_lengths, per_token  # noqa: E402
 from functions.algorithms.rewards import token_rewards  # noqa: E402

@@ -102,6 +102,7 @@ def our_step(directory: Path, data: Arrays, params: Json, scratch: Path) -> Arra
     if params.get("advantage", "grpo") == "grpo":
         params = params | {"advantage_options": {"epsilon": 1e-4}}  # TRL's
     params = params | {"max_response_length": int(data["response_lengths"].max())}
+    params = params | {"max_rollout_logprob_diff": "off"}  # nobody sampled these
     call = Call("parity", "train", inputs, {"policy": base}, params)
     (event,) = TrainFunction(device="cpu").call(call, Context(exchange, str(scratch / "scratch")))
     metrics = event.data["metrics"]

@@ -21,7 +21,8 @@ All arguments are keywords. A loss returns `(loss, metrics)`: loss a scalar with
     kl             in the loss or in the reward                 entropy        as a bonus
     advantages     grpo, rloo, gae, ... each -> Estimate        correction     of engine against trainer: weights, mask
     lagrangian     reward against cost (Safe-RLHF)              logprobs       from hidden states, without the logits
-    metrics        critic/*, and combining those of parts       names, registry  what a job can choose, and calling it
+    metrics        critic/*, and combining those of parts       truncation     what top-k and top-p leave
+    names, options what a job can choose                        registry       calling what it chose
 
 Bad input (docs/algorithms.md has the table): non-finite values at trained tokens or in scores raise ValueError naming
 the sequence; an empty or all-masked sequence trains nothing, is in no denominator, and still counts in its group's

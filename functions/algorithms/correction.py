@@ -20,16 +20,10 @@ from torch import Tensor
 
 from functions.algorithms.aggregation import Totals, token_mean, trained_lengths
 from functions.algorithms.metrics import Metrics
+from functions.algorithms.options import Bound, reject_bounds
 from functions.algorithms.ragged import Runs, checked, run_sums, runs
 
 LOG_RATIO_BOUND = 20.0
-STATISTICS = (
-    *("token_k1", "token_k2", "token_k3"),
-    *("seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
-    *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3"),
-    *("seq_max_k2", "seq_max_k3"),
-)
-Bound = float | tuple[float, float]
 
 
 class Correction(NamedTuple):
@@ -49,6 +43,7 @@ def rollout_correction(
     segment: Tensor,
     mask: Tensor,
     totals: Totals,
+    kept_mass: Tensor | None = None,
     level: Literal["token", "sequence"] | None = "token",
     cap: float = 2.0,
     floor: float | None = None,
@@ -56,6 +51,9 @@ def rollout_correction(
 ) -> Correction:
     """Weights, mask and metrics for any part of a batch; all per-token arguments [N], `mask` before rejection.
 
+    kept_mass  ln of what top-k and top-p keep of the trainer's distribution [N], where the rollout's log-probabilities
+             are of such a part: abs_diff compares like with like, |logprobs - kept_mass - rollout_logprobs|. All else
+             is about the ratio to the distribution that was sampled from, as in verl.
     reject   statistic of STATISTICS -> bound. For k1 a pair (low, high) of ratios pi_rollout / pi_train, or one number
              high, which stands for (1/high, high); for k2 and k3 the largest divergence allowed. All must hold.
     Metrics (rollout_corr/..., shares of the batch's means unless they end in max or min, `totals` of `mask`):
@@ -75,7 +73,8 @@ def rollout_correction(
     rollout = checked("rollout_logprobs", rollout_logprobs.detach(), segment, mask)
     found = runs(segment)
     log_ratio = trainer - rollout
-    metrics = _mismatch(trainer, rollout, mask, found, totals)
+    apart = (log_ratio if kept_mass is None else log_ratio - kept_mass).abs()
+    metrics = _mismatch(trainer, rollout, apart, mask, found, totals)
     weights = torch.ones_like(mask) * mask
     if level is not None:
         logs = log_ratio if level == "token" else run_sums(log_ratio, found)[found.position]
@@ -124,9 +123,7 @@ def _weight_metrics(
 
 def _keep(statistic: str, bound: Bound, log_ratio: Tensor, mask: Tensor, found: Runs) -> Tensor:
     """float32 [N]: 1 where the statistic of the token (or of its sequence) is within its bound."""
-    if statistic not in STATISTICS:
-        raise ValueError(f"reject: statistic {statistic!r} is unknown, must be one of {', '.join(STATISTICS)}")
-    low, high = _bounds(statistic, bound)
+    low, high = reject_bounds(statistic, bound)
     kind = statistic[-2:]
     safe = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     value = {"k1": -safe, "k2": 0.5 * safe.square(), "k3": torch.exp(safe) - 1.0 - safe}[kind] * mask
@@ -140,19 +137,7 @@ def _keep(statistic: str, bound: Bound, log_ratio: Tensor, mask: Tensor, found: 
     return ((value >= low) & (value <= high)).to(torch.float32)
 
 
-def _bounds(statistic: str, bound: Bound) -> tuple[float, float]:
-    """The interval of the statistic; k1's is given as ratios."""
-    if statistic.endswith("k1"):
-        low, high = bound if isinstance(bound, tuple | list) else (1.0 / bound if bound else 0.0, bound)
-        if not 0 < low <= high:
-            raise ValueError(f"reject: {statistic} wants ratios 0 < low <= high, got {bound}")
-        return math.log(low), math.log(high)
-    if isinstance(bound, tuple | list) or bound <= 0:
-        raise ValueError(f"reject: {statistic} wants one number above 0, got {bound}")
-    return -math.inf, bound
-
-
-def _mismatch(trainer: Tensor, rollout: Tensor, mask: Tensor, found: Runs, totals: Totals) -> Metrics:
+def _mismatch(trainer: Tensor, rollout: Tensor, apart: Tensor, mask: Tensor, found: Runs, totals: Totals) -> Metrics:
     log_ratio = trainer - rollout
     safe = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     lengths = trained_lengths(mask, found)
@@ -168,7 +153,7 @@ def _mismatch(trainer: Tensor, rollout: Tensor, mask: Tensor, found: Runs, total
     metrics = {
         "kl": token_mean(-log_ratio, mask, totals),
         "k3_kl": token_mean(torch.exp(safe) - safe - 1.0, mask, totals),
-        "abs_diff_mean": token_mean(log_ratio.abs(), mask, totals),
+        "abs_diff_mean": token_mean(apart, mask, totals),
         "training_ppl": sequence_mean(torch.exp(-train_mean)),
         "rollout_ppl": sequence_mean(torch.exp(-rollout_mean)),
         "training_log_ppl": sequence_mean(-train_mean),
@@ -182,7 +167,7 @@ def _mismatch(trainer: Tensor, rollout: Tensor, mask: Tensor, found: Runs, total
     }
     if difference.numel():
         metrics |= {
-            "abs_diff_max": log_ratio.abs().max(),
+            "abs_diff_max": apart.max(),
             "log_ppl_diff_max": difference.max(),
             "log_ppl_diff_min": difference.min(),
         }

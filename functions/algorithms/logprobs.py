@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from functions.algorithms.truncation import WHOLE, Truncation, truncated
+
 
 def token_logprobs(
     *,
@@ -56,6 +58,33 @@ def token_logprobs(
         hidden, weight.to(hidden.dtype), bias, targets, temperature, softcap, chunk_tokens
     )
     return logprobs, entropy
+
+
+@torch.no_grad()
+def kept_mass(
+    *,
+    hidden: Tensor,
+    weight: Tensor,
+    truncation: Truncation,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    chunk_tokens: int = 256,
+) -> Tensor:
+    """ln of the probability that top-k and top-p leave, [N] float32: 0 where they leave all. As `token_logprobs`.
+
+    A token's log-probability minus this is the one under the distribution that was sampled from. It is finite also
+    where rounding puts the sampled token just outside of what is kept.
+    """
+    mass = hidden.new_zeros(hidden.shape[0], dtype=torch.float32)
+    if truncation == WHOLE:
+        return mass
+    weight = weight.to(hidden.dtype)
+    for start in range(0, hidden.shape[0], chunk_tokens):
+        part = slice(start, start + chunk_tokens)
+        logits = _logits(hidden[part], weight, bias, softcap).div_(temperature)
+        mass[part] = truncated(logits, truncation).logsumexp(-1) - logits.logsumexp(-1)
+    return mass
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> Tensor:

@@ -45,8 +45,13 @@ def _convert(wanted: Any, value: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        (inner,) = [a for a in arguments if a is not type(None)]
-        return _convert(inner, value, where)
+        *words, last = [a for a in arguments if a is not type(None)]  # of several, the first are Literals
+        known = [word for inner in words for word in typing.get_args(inner)]
+        if isinstance(value, str) and words:
+            if value not in known:
+                raise FatalError(f"{where}: got {value!r}, wants {last.__name__} or {', '.join(map(repr, known))}")
+            return value
+        return _convert(last, value, where)
     if origin is typing.Literal:
         if value not in arguments:
             raise FatalError(f"{where}: got {value!r}, wants one of {', '.join(map(repr, arguments))}")

@@ -10,10 +10,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from functions.algorithms.names import ADVANTAGES, AGGREGATIONS, KL_KINDS, POLICY_LOSSES
+from functions.algorithms.options import ADVANTAGE_OPTIONS, LOSS_OPTIONS, check_options, reject_bounds
 from functions.base.wire import Json
 from functions.call.params import parse
 
 Schedule = Literal["constant", "linear", "cosine"]
+
+
+ROLLOUT_BOUNDS = {"float32": 0.01, "bfloat16": 0.1}
+"""Of max_rollout_logprob_diff, where a job says none (docs/train.md: what was measured)."""
+
+
+def rollout_bound(said: Literal["off"] | float | None, dtype: str) -> float | None:
+    """What the mean difference of log-probabilities may be; None: anything."""
+    return None if said == "off" else ROLLOUT_BOUNDS[dtype] if said is None else said
 
 
 def _one_of(key: str, value: str, known: Collection[str]) -> None:
@@ -71,6 +81,12 @@ class ScoreParams:
     mask_overlong: bool = False
     """Samples cut off at the length limit train nothing (they still count in their group)."""
 
+    def __post_init__(self) -> None:
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low {self.low:g} is above high {self.high:g}")
+        if self.overlong_buffer is not None:
+            _above_zero(overlong_buffer=self.overlong_buffer)
+
 
 @dataclass(frozen=True, kw_only=True)
 class KlParams:
@@ -86,6 +102,8 @@ class KlParams:
     def __post_init__(self) -> None:
         _one_of("kind", self.kind, KL_KINDS)
         _above_zero(horizon=self.horizon)
+        if self.target is not None:
+            _above_zero(target=self.target)
         if self.target is not None and self.where != "reward":
             raise ValueError("target: an adaptive coefficient is one of a KL in the reward (where = 'reward')")
 
@@ -99,6 +117,13 @@ class CorrectionParams:
     floor: float | None = None
     reject: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _above_zero(cap=self.cap)
+        if self.floor is not None and not 0 < self.floor <= self.cap:
+            raise ValueError(f"floor: got {self.floor}, wants a number above 0 and at most cap, which is {self.cap}")
+        for statistic, bound in self.reject.items():
+            reject_bounds(statistic, bound)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CostParams:
@@ -111,6 +136,10 @@ class CostParams:
     """The first one; later ones are part of the trained version."""
     lr: float = 0.1
     maximum: float = 100.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.multiplier <= self.maximum:
+            raise ValueError(f"multiplier: got {self.multiplier}, wants a number above 0 and at most {self.maximum}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +183,9 @@ class TrainParams:
     """Token column of the critic's values before the step."""
     value_clip: float | None = 0.5
     temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """Those of sampling, as `temperature`: what the rollout's log-probabilities are compared with."""
     max_response_length: int | None = None
     dropped: tuple[tuple[int, int], ...] = ()
     """(group, index) of samples without a score (on_error = "drop"): they are left out."""
@@ -163,8 +195,9 @@ class TrainParams:
     """Optimizer steps per epoch; a prompt's samples are never divided between two."""
     micro_batch_tokens: int | None = None
     """Computed tokens per forward pass: changes memory and speed, never the result; None: 1024 CPU, 16384 GPU."""
-    max_rollout_logprob_diff: float | None = None
-    """Bound on rollout_corr/abs_diff_mean: above it the samples are not this version's, and nothing is trained."""
+    max_rollout_logprob_diff: Literal["off"] | float | None = None
+    """Bound on rollout_corr/abs_diff_mean: above it the samples are not this version's, and nothing is trained. None:
+    by dtype (ROLLOUT_BOUNDS)."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: matrix products in bfloat16, published weights too; the optimizer works on float32 master weights."""
@@ -174,14 +207,27 @@ class TrainParams:
     def __post_init__(self) -> None:
         if ":" not in self.advantage:
             _one_of("advantage", self.advantage, ADVANTAGES)
+            check_options("advantage_options", self.advantage, self.advantage_options, ADVANTAGE_OPTIONS)
         if ":" not in self.loss:
             _one_of("loss", self.loss, POLICY_LOSSES)
+            check_options("loss_options", self.loss, self.loss_options, LOSS_OPTIONS)
         _one_of("aggregation", self.aggregation, AGGREGATIONS)
+        if not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise ValueError(f"top_p and top_k: got {self.top_p} and {self.top_k}, want one in (0, 1] and at least 0")
+        if self.max_rollout_logprob_diff not in (None, "off"):
+            _above_zero(max_rollout_logprob_diff=float(self.max_rollout_logprob_diff or 0))
         _above_zero(temperature=self.temperature, epochs=self.epochs, mini_batches=self.mini_batches)
         if self.micro_batch_tokens is not None:
             _above_zero(micro_batch_tokens=self.micro_batch_tokens)
-        if self.score.overlong_buffer is not None and self.max_response_length is None:
+        if self.aggregation_norm is not None:
+            _above_zero(aggregation_norm=self.aggregation_norm)
+        if self.value_clip is not None:
+            _above_zero(value_clip=self.value_clip)
+        buffer, most = self.score.overlong_buffer, self.max_response_length
+        if buffer is not None and most is None:
             raise ValueError("score.overlong_buffer: wants max_response_length")
+        if buffer is not None and most is not None and buffer > most:
+            raise ValueError(f"score.overlong_buffer: got {buffer}, wants at most max_response_length, which is {most}")
         if self.aggregation == "seq-mean-token-sum-norm" and self.norm is None:
             raise ValueError("aggregation: seq-mean-token-sum-norm wants aggregation_norm or max_response_length")
         if self.objective == "value" and self.lora is not None:
@@ -198,6 +244,15 @@ class TrainParams:
         return self.aggregation_norm
 
     @property
+    def rollout_bound(self) -> float | None:
+        return rollout_bound(self.max_rollout_logprob_diff, self.dtype)
+
+    @property
+    def single_step(self) -> bool:
+        """Whether one optimizer step is made, so that its only forward pass is by the weights before it."""
+        return self.epochs * self.mini_batches == 1
+
+    @property
     def rejects(self) -> bool:
         """Whether samples or tokens may leave the mask for the mismatch of engine and trainer."""
         return self.correction is not None and bool(self.correction.reject)
@@ -207,13 +262,13 @@ class TrainParams:
         """Whether the log-probabilities of the weights before the step are computed before its first gradient: they
         change within it, or are part of what is trained on."""
         in_reward = self.kl is not None and self.kl.where == "reward"
-        return self.epochs * self.mini_batches > 1 or in_reward or self.rejects or self.advantage == "distillation"
+        return not self.single_step or in_reward or self.rejects or self.advantage == "distillation"
 
     @property
     def streams(self) -> bool:
         """Whether a sample's gradient needs no more than its own prompt group, up to the batch's denominator: then the
         step can begin while other groups are still generated (functions/train/streamed.py)."""
-        if self.epochs * self.mini_batches != 1 or self.cost is not None or ":" in self.advantage + self.loss:
+        if not self.single_step or self.cost is not None or ":" in self.advantage + self.loss:
             return False
         if self.objective == "value":  # returns are not whitened; a fixed KL in the reward is the sample's own
             return self.kl is None or self.kl.target is None

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from functions.algorithms.logprobs import token_logprobs
+from functions.algorithms.logprobs import kept_mass, token_logprobs
+from functions.algorithms.truncation import WHOLE, Truncation
 from functions.models.packing import Pack
 from functions.models.prefix_attention import NAME as PREFIX_SHARED
 from functions.models.pretrained import backbone, lm_head, row_attention, score_head
@@ -82,18 +83,22 @@ def states(model: PreTrainedModel, pack: Pack) -> Tensor:
     return hidden.reshape(-1, hidden.shape[-1]).index_select(0, pack.predicts)
 
 
-def pack_logprobs(model: PreTrainedModel, head: Head, pack: Pack, temperature: float) -> tuple[Tensor, Tensor]:
-    """(log-probability [N], entropy [N]) of the pack's response tokens at `temperature`, float32, differentiable."""
+def pack_logprobs(
+    model: PreTrainedModel, head: Head, pack: Pack, temperature: float, truncation: Truncation = WHOLE
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-probability, entropy, ln of the mass that `truncation` keeps) of the pack's response tokens: float32 [N],
+    at `temperature`, the first two differentiable."""
     if head.softcap is not None and head.scale != 1.0:
         raise ValueError("a head with both a soft cap and a scale of its logits is not known here")
-    return token_logprobs(
-        hidden=states(model, pack),
-        weight=head.weight,
-        bias=head.bias,
-        targets=pack.targets,
-        temperature=temperature * head.scale,
-        softcap=head.softcap,
+    hidden, scale = states(model, pack), temperature * head.scale
+    logprobs, entropy = token_logprobs(
+        hidden=hidden, weight=head.weight, bias=head.bias, targets=pack.targets, temperature=scale, softcap=head.softcap
     )
+    kept = kept_mass(
+        hidden=hidden.detach(), weight=head.weight, bias=head.bias, truncation=truncation, temperature=scale,
+        softcap=head.softcap,
+    )  # fmt: skip
+    return logprobs, entropy, kept
 
 
 def pack_values(model: PreTrainedModel, pack: Pack) -> Tensor:

@@ -121,7 +121,7 @@ class ReferenceFunction:
                 if held.head is None:
                     part = pack_values(held.model, placed)
                 else:
-                    part, _ = pack_logprobs(held.model, held.head, placed, temperature)
+                    part, *_ = pack_logprobs(held.model, held.head, placed, temperature)
                 result[pack.flat] = part.cpu()
                 computed += pack.tokens.numel()
         bad = (~torch.isfinite(result)).nonzero()

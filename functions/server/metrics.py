@@ -7,6 +7,7 @@ import time
 
 from functions.base.prometheus import Metric, Values, family, text
 from functions.call.meter import Meter
+from functions.call.train_params import rollout_bound
 from functions.server.attempt import Attempt, Outcome
 from functions.server.preload import Ahead
 from functions.server.settings import Settings
@@ -33,7 +34,7 @@ FAILURES = Metric("rlhf_function_scorer_failures_total", "counter", "Samples lef
 MISMATCH = Metric("rlhf_function_rollout_mismatch", "gauge", "Mean absolute difference of the rollout's and the "
                   "trainer's log-probabilities, of the last train call (rollout_corr/abs_diff_mean).")  # fmt: skip
 BOUND = Metric("rlhf_function_rollout_mismatch_bound", "gauge", "Above it nothing is trained "
-               "(algorithm.max_rollout_logprob_diff); absent where the job sets none.")  # fmt: skip
+               "(algorithm.max_rollout_logprob_diff); absent where that is off.")  # fmt: skip
 UP = Metric("rlhf_function_up_seconds", "gauge", "Seconds since the replica listens.")
 MEMORY = Metric("process_resident_memory_bytes", "gauge", "Resident memory.")
 CPU = Metric("process_cpu_seconds_total", "counter", "User and system time.")
@@ -78,9 +79,11 @@ class ReplicaMetrics:
             mismatch = data.get("metrics", {}).get("rollout_corr/abs_diff_mean")
             if mismatch is not None:
                 values.set(MISMATCH, mismatch)
-        bound = attempt.call.params.get("max_rollout_logprob_diff")
-        if bound is not None:
-            values.set(BOUND, bound)
+        params = attempt.call.params
+        if "max_rollout_logprob_diff" in params:
+            bound = rollout_bound(params["max_rollout_logprob_diff"], params.get("dtype", "float32"))
+            if bound is not None:
+                values.set(BOUND, bound)
 
     def _add_phases(self, told: Meter) -> None:
         """And its bytes."""

@@ -37,8 +37,12 @@ class TrainBatch:
     mismatch: Tensor = field(init=False)
     """[S], filled as the packs pass (mismatch.py); nan: not yet, or the sample does not train."""
 
+    kept_mass: Tensor = field(init=False)
+    """[N], filled as the packs pass: ln of what top-k and top-p keep of the policy's distribution before the step."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "mismatch", torch.full((self.count,), torch.nan))
+        object.__setattr__(self, "kept_mass", torch.zeros_like(self.mask))
 
     @property
     def count(self) -> int:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from functions.algorithms.metrics import combine_metrics
+from functions.algorithms.truncation import WHOLE
 from functions.base.wire import Call, Event, Json, Version
 from functions.call.function import Context, FatalError
 from functions.call.inputs import read_columns, read_samples, without
@@ -32,9 +33,9 @@ from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
 from functions.train.progress import Progress
 from functions.train.state import Structure, TrainState, load, publish_state
-from functions.train.step import Check, accumulate, batch_logprobs, blame, denominators, kept_mask
+from functions.train.step import Check, accumulate, batch_logprobs, blame, denominators, kept_mask, truncation
 from functions.train.streamed import optimize_streamed, whole_batch
-from functions.train.update import check_bound, prefix_shared, share_of, told, training, update
+from functions.train.update import check_bound, check_versions, prefix_shared, share_of, told, training, update
 from functions.weights.manifest import Manifest, label, read_manifest
 
 
@@ -127,6 +128,7 @@ def optimize(
     state: TrainState, batch: TrainBatch, params: TrainParams, context: Context
 ) -> tuple[dict[str, float], dict[str, int], dict[str, float]]:
     """Improves `state` in place; (metrics, stats, carry). FatalError or ValueError: it must not be used any more."""
+    check_versions(batch.samples, state.version, params)
     prefix, progress = "actor" if params.objective == "policy" else "critic", Progress(context)
     with training(state.model, params):
         old = _old_logprobs(state, batch, params, share_of(state, batch, batch.trained_rows(), params), progress)
@@ -188,17 +190,19 @@ def mini_batches(batch: TrainBatch, count: int) -> list[list[int]]:
 def _old_logprobs(
     state: TrainState, batch: TrainBatch, params: TrainParams, own: Share, progress: Progress
 ) -> Tensor | None:
-    """Log-probabilities of the weights before the step, where it wants them."""
-    if "old_logprobs" in batch.token or not state.forward.policy:
-        return batch.token.get("old_logprobs")
-    if not params.wants_old:
-        return None
+    """Log-probabilities of the weights before the step, where it wants them: those that came with the samples, unless
+    only part of the distribution was sampled from. How much that is, nobody else says."""
+    given, whole = batch.token.get("old_logprobs"), truncation(params) == WHOLE
+    if not state.forward.policy or (given is not None and whole) or (given is None and not params.wants_old):
+        return given
     progress.stage("old log-probabilities", len(own.packs))
-    return state.ranks.sum(batch_logprobs(state.forward, own, batch, params, progress))
+    old = state.ranks.sum(batch_logprobs(state.forward, own, batch, params, progress))
+    batch.kept_mass.copy_(state.ranks.sum(batch.kept_mass))
+    return old
 
 
 def _check_mismatch(batch: TrainBatch, old: Tensor, params: TrainParams) -> None:
-    difference = (old - batch.rollout_logprobs).abs()[batch.mask == 1]
+    difference = (old - batch.kept_mass - batch.rollout_logprobs).abs()[batch.mask == 1]
     check_bound(float(difference.double().mean()), batch, params)
 
 

@@ -1,11 +1,12 @@
-"""How far each sample's log-probabilities by the trainer lie from the engine's: mean |old - rollout| of its tokens.
+"""How far each sample's log-probabilities by the trainer lie from the engine's: mean |old - rollout| of its tokens,
+both of the distribution that was sampled from.
 
 The batch's own number is rollout_corr/abs_diff_mean (algorithms/correction.py); this says which samples it comes from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,14 +18,15 @@ from functions.train.batch import TrainBatch
 from functions.train.gang import Ranks
 
 
-def note(batch: TrainBatch, pack: Pack, old: Tensor, rollout: Tensor, mask: Tensor, segment: Tensor) -> None:
+def note(batch: TrainBatch, pack: Pack, old: Tensor, tensors: Mapping[str, Tensor]) -> None:
     """Writes the pack's samples into `batch.mismatch`. All tensors are the pack's tokens'. [N]
 
     A sample is in one pack only, and `old` the same in every epoch, so that it does not matter how often.
     """
     sums, counts = (torch.zeros(batch.count, device=old.device) for _ in range(2))
-    sums.index_add_(0, segment, (old - rollout).abs().float() * mask)
-    counts.index_add_(0, segment, mask)
+    mask = tensors["mask"]
+    sums.index_add_(0, tensors["segment"], (old - tensors["rollout_logprobs"]).abs().float() * mask)
+    counts.index_add_(0, tensors["segment"], mask)
     rows = list(pack.rows)
     means = (sums / counts)[rows].cpu()  # of no trained token: nan
     batch.mismatch[rows] = means

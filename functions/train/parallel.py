@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from functions.algorithms.truncation import WHOLE, Truncation
 from functions.models.forward import Head, pack_logprobs, pack_values
 from functions.models.packing import Pack
 from functions.models.pretrained import lm_head
@@ -30,8 +31,8 @@ PACKS_PER_RANK = 2
 
 
 class Forward(nn.Module):
-    """What the objective needs of a pack: (log-probability, entropy), or the critic's values. One module, so that the
-    output head, which is used beside its own forward, is gathered with the rest."""
+    """What the objective needs of a pack: log-probabilities and entropy, or the critic's values. One module, so that
+    the output head, which is used beside its own forward, is gathered with the rest."""
 
     def __init__(self, model: PreTrainedModel, head: Head | None) -> None:
         super().__init__()
@@ -39,12 +40,13 @@ class Forward(nn.Module):
         self.policy = head is not None
         self._softcap, self._scale = (None, 1.0) if head is None else (head.softcap, head.scale)
 
-    def forward(self, pack: Pack, temperature: float) -> tuple[Tensor, ...]:
-        """(logprobs [N], entropy [N]) of a policy, (values [N],) of a critic."""
+    def forward(self, pack: Pack, temperature: float, truncation: Truncation = WHOLE) -> tuple[Tensor, ...]:
+        """(logprobs, entropy, kept mass) of a policy (pack_logprobs), (values,) of a critic; each [N]."""
         if not self.policy:
             return (pack_values(self.model, pack).clone(),)  # FSDP2 hooks on to outputs, which may be no views
         layer = lm_head(self.model)
-        return pack_logprobs(self.model, Head(layer.weight, layer.bias, self._softcap, self._scale), pack, temperature)
+        head = Head(layer.weight, layer.bias, self._softcap, self._scale)
+        return pack_logprobs(self.model, head, pack, temperature, truncation)
 
 
 def shard(forward: Forward, mesh: DeviceMesh) -> None:

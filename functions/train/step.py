@@ -20,10 +20,11 @@ from functions.algorithms.entropy import entropy_loss
 from functions.algorithms.kl import kl_loss
 from functions.algorithms.policy_losses import POLICY_LOSSES
 from functions.algorithms.registry import call_with
+from functions.algorithms.truncation import Truncation
 from functions.algorithms.value_loss import value_loss
 from functions.call.function import FatalError
 from functions.call.inputs import sample_name
-from functions.call.train_params import TrainParams
+from functions.call.train_params import CorrectionParams, TrainParams
 from functions.models.packing import Pack
 from functions.train.batch import Targets, TrainBatch
 from functions.train.mismatch import note
@@ -39,6 +40,11 @@ def precision(params: TrainParams, device: torch.device) -> AbstractContextManag
     if params.dtype == "float32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)
+
+
+def truncation(params: TrainParams) -> Truncation:
+    """Of the distribution that the samples come from."""
+    return Truncation(params.top_p, params.top_k)
 
 
 class Denominators(NamedTuple):
@@ -57,7 +63,11 @@ def kept_mask(batch: TrainBatch, old_logprobs: Tensor | None, params: TrainParam
         return batch.mask
     assert old_logprobs is not None, "TrainParams.wants_old"
     totals = _totals(batch, batch.trained_rows(), batch.mask, params)
-    return _correction(old_logprobs, batch.rollout_logprobs, batch.segment, batch.mask, totals, params).mask
+    tensors = {
+        "rollout_logprobs": batch.rollout_logprobs, "kept_mass": batch.kept_mass, "segment": batch.segment,
+        "mask": batch.mask,
+    }  # fmt: skip
+    return _correction(old_logprobs, tensors, totals, params).mask
 
 
 def denominators(batch: TrainBatch, rows: Sequence[int], kept: Tensor, params: TrainParams) -> Denominators:
@@ -76,31 +86,29 @@ def _totals(batch: TrainBatch, rows: Sequence[int], mask: Tensor, params: TrainP
     return batch_totals(mask=mask[inside], segment=batch.segment[inside], num_sequences=len(rows), norm=params.norm)
 
 
-def _correction(
-    old: Tensor, rollout: Tensor, segment: Tensor, mask: Tensor, totals: Totals, params: TrainParams
-) -> Correction:
-    settings = params.correction
-    if settings is None:  # the metrics alone
-        return rollout_correction(
-            logprobs=old, rollout_logprobs=rollout, segment=segment, mask=mask, totals=totals, level=None
-        )
+def _correction(old: Tensor, tensors: Mapping[str, Tensor], totals: Totals, params: TrainParams) -> Correction:
+    settings = params.correction or CorrectionParams(level=None)  # the metrics alone
     reject = {name: tuple(bound) if isinstance(bound, list) else bound for name, bound in settings.reject.items()}
     return rollout_correction(
-        logprobs=old, rollout_logprobs=rollout, segment=segment, mask=mask, totals=totals,
+        logprobs=old, rollout_logprobs=tensors["rollout_logprobs"], kept_mass=tensors["kept_mass"],
+        segment=tensors["segment"], mask=tensors["mask"], totals=totals,
         level=settings.level, cap=settings.cap, floor=settings.floor, reject=reject,
     )  # fmt: skip
 
 
 def batch_logprobs(forward: Forward, share: Share, batch: TrainBatch, params: TrainParams, check: Check) -> Tensor:
-    """[N] log-probabilities of the weights as they are, without gradient; 0 where no pack has the token."""
+    """[N] log-probabilities of the weights as they are, without gradient; 0 where no pack has the token.
+
+    Fills `batch.kept_mass` of the packs' tokens.
+    """
     result = torch.zeros(batch.segment.shape)
     device = forward.model.device
     with torch.no_grad():
         for number, pack in enumerate(share.packs):
             check(number)
             with precision(params, device):
-                part, _ = forward(pack.to(device), params.temperature)
-            result[pack.flat] = part.cpu()
+                part, _, kept = forward(pack.to(device), params.temperature, truncation(params))
+            result[pack.flat], batch.kept_mass[pack.flat] = part.cpu(), kept.cpu()
         for _ in range(share.idle):
             idle_pass(forward, device)
     return result
@@ -128,11 +136,13 @@ def accumulate(
         placed = pack.to(device)
         tensors = _of_pack(batch, targets, old_logprobs, params, pack, device)
         with precision(params, device):
-            outputs = forward(placed, params.temperature)
+            outputs = forward(placed, params.temperature, truncation(params))
             if forward.policy:
-                logprobs, entropy = outputs
+                logprobs, entropy, kept = outputs
+                if params.single_step:  # the weights are still those that the samples were made by
+                    tensors["kept_mass"] = kept
                 old = tensors.get("old_logprobs", logprobs.detach())
-                note(batch, pack, old, tensors["rollout_logprobs"], tensors["mask"], tensors["segment"])
+                note(batch, pack, old - tensors["kept_mass"], tensors)
                 loss, metrics = _policy_objective(logprobs, entropy, tensors, totals, params, batch)
             else:
                 (values,) = outputs
@@ -169,7 +179,7 @@ def _policy_objective(
 ) -> tuple[Tensor, Metrics]:
     _check_finite(logprobs, tensors, batch, "log-probability")
     segment, old = tensors["segment"], tensors.get("old_logprobs", logprobs.detach())
-    correction = _correction(old, tensors["rollout_logprobs"], segment, tensors["mask"], totals.sampled, params)
+    correction = _correction(old, tensors, totals.sampled, params)
     shared = {
         "logprobs": logprobs,
         "segment": segment,
@@ -225,6 +235,7 @@ def _of_pack(
         "segment": batch.segment,
         "mask": batch.mask,
         "rollout_logprobs": batch.rollout_logprobs,
+        "kept_mass": batch.kept_mass,
         "advantages": targets.advantages,
         "returns": targets.returns,
     }

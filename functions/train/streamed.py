@@ -30,7 +30,7 @@ from functions.train.parallel import Share
 from functions.train.progress import Progress
 from functions.train.state import TrainState
 from functions.train.step import Denominators, accumulate, blame, denominators
-from functions.train.update import check_bound, share_of, told, training, update
+from functions.train.update import check_bound, check_versions, share_of, told, training, update
 
 Metrics = dict[str, float]
 
@@ -53,12 +53,14 @@ def optimize_streamed(
             joined = intake.take(parts)
             if joined is None or not (batch := masked(*joined, params)).trained_rows():
                 continue
+            check_versions(batch.samples, state.version, params)
             goal = targets(batch, _of_part(params), batch.token.get("old_logprobs"), state.carry)
             own = share_of(state, batch, batch.trained_rows(), params)
             progress.stage(f"fed batch {number + 1}", len(own.packs))
             sums += _add(state, batch, goal, own, params, progress)
             done.append((batch, goal, own))
         whole = build(*intake.whole(), params)
+        check_versions(whole.samples, state.version, params)
         metrics = _step(state, whole, done, sums, params, progress)
     goal = targets(whole, params, whole.token.get("old_logprobs"), state.carry)
     finite, stats = told(state, whole, metrics | goal.metrics)
@@ -103,7 +105,7 @@ def _step(
     state.optimizer.divide_grads(denominator(totals, params.aggregation))
     added = combine_metrics(state.ranks.gather(combine_metrics(sums)))
     metrics = averaged(added, totals, params.aggregation)
-    if params.objective == "policy" and "old_logprobs" not in whole.token:
+    if params.objective == "policy":
         check_bound(metrics["rollout_corr/abs_diff_mean"], whole, params)
 
     goals = {id(pack): (batch, goal) for batch, goal, own in done for pack in own.packs}

@@ -10,7 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedModel
 
+from functions.base.samples import SampleBatch
+from functions.base.wire import Version
 from functions.call.function import FatalError
+from functions.call.inputs import sample_name
 from functions.call.train_params import TrainParams
 from functions.models.forward import shares_prefix
 from functions.models.packing import Pack, make_packs
@@ -82,13 +85,25 @@ def told(state: TrainState, batch: TrainBatch, metrics: Mapping[str, float]) -> 
     }
 
 
+def check_versions(samples: SampleBatch, parent: Version, params: TrainParams) -> None:
+    """FatalError naming the first sample that `parent`, the policy that the call improves, has not made.
+
+    A critic's call names no policy: its samples are of one version, whichever; the actor's call has the same samples.
+    """
+    wanted = parent.number if params.objective == "policy" else int(samples.version[0])
+    for row in (samples.version != wanted).nonzero()[0][:1]:
+        raise FatalError(
+            f"{sample_name(samples, row)} was made by version {samples.version[row]} of the policy, wants version "
+            f"{wanted}: stale weights"
+        )
+
+
 def check_bound(mean: float, batch: TrainBatch, params: TrainParams) -> None:
     """FatalError where rollout and trainer disagree by more than the params allow."""
-    bound = params.max_rollout_logprob_diff
+    bound = params.rollout_bound
     if bound is not None and not mean <= bound:
-        made_by = ", ".join(map(str, sorted(set(batch.samples.version.tolist()))))
         raise FatalError(
             f"rollout log-probabilities differ from this version's by {mean:.3g} on average, "
-            f"max_rollout_logprob_diff is {bound:.3g}; "
-            f"the samples say that version {made_by} made them: stale weights?"
+            f"max_rollout_logprob_diff is {bound:.3g}; the samples say that version {batch.samples.version[0]} made "
+            'them: stale weights? (algorithm.max_rollout_logprob_diff sets another bound, "off" none)'
         )

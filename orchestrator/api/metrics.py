@@ -16,8 +16,10 @@ from prometheus_client import Metric as Family
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from functions.base.prometheus import Metric, Values, family, text
+from functions.call.train_params import rollout_bound
 from orchestrator.api.jobs import STATES, Job
 from orchestrator.base.errors import RunError
+from orchestrator.recipes.settings import rollout_diff
 from orchestrator.telemetry.job_metrics import FILE, read_families
 from orchestrator.telemetry.job_metrics import METRICS as OWN_METRICS
 
@@ -38,7 +40,7 @@ EXECUTIONS = Metric("rlhf_job_executions_total", "counter", "Times an orchestrat
 REPLICAS = Metric("rlhf_job_replicas", "gauge", "Replicas that exist, by state: starting, idle, busy, draining.",
                   ("function", "state"))  # fmt: skip
 BOUND = Metric("rlhf_job_rollout_mismatch_bound", "gauge", "Above it nothing is trained "
-               "(algorithm.max_rollout_logprob_diff); absent where the job sets none.")  # fmt: skip
+               "(algorithm.max_rollout_logprob_diff); absent where that is off.")  # fmt: skip
 
 API_METRICS = (REQUESTS, FIRST_BYTE)
 JOB_METRICS = (STATE, STEP, STEPS, COST, BUDGET, LAST_STEP, FAILURES, EXECUTIONS, REPLICAS, BOUND, *OWN_METRICS)
@@ -100,7 +102,7 @@ def job_families(job: Job) -> list[Family]:
     numbers = {
         STEPS: job.config.steps, FAILURES: summary.sample_failures, EXECUTIONS: summary.execution, STEP: summary.step,
         COST: summary.cost_usd if now is None else now, LAST_STEP: last, BUDGET: job.config.planner.budget_usd,
-        BOUND: job.config.algorithm.get("max_rollout_logprob_diff"),
+        BOUND: rollout_bound(rollout_diff(job.config), job.config.model.dtype),
     }  # fmt: skip
     read: dict[Metric, Mapping[tuple[str, ...], float]] = {
         STATE: {(job.state, job.desired.name or job.config.name, job.config.recipe): 1},

@@ -32,6 +32,8 @@ class Site:
     roots: Sequence[FilePath]
     """Absolute and resolved; relative paths of a job begin at the first."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    here: bool = False
+    """Whether orchestrators run on this machine."""
 
 
 def job_routes(
@@ -61,7 +63,9 @@ def job_routes(
     ) -> dict[str, Any]:
         body = await _read(request)
         content_type = request.headers.get("content-type", "")
-        config = await asyncio.to_thread(read_job, body, content_type, roots=site.roots, defaults=site.defaults)
+        config = await asyncio.to_thread(
+            read_job, body, content_type, roots=site.roots, defaults=site.defaults, here=site.here
+        )
         job, new = await asyncio.to_thread(jobs.submit, config, key=idempotency_key, body=body)
         response.status_code = 201 if new else 200
         response.headers["Location"] = f"/v1/jobs/{job.id}"

@@ -15,36 +15,61 @@ from typing import Any
 
 from orchestrator.api import confinement
 from orchestrator.api.problems import ApiError
-from orchestrator.base.errors import ConfigError, OrchestratorError
+from orchestrator.base.errors import OrchestratorError
+from orchestrator.job.checks import check_code, check_object
 from orchestrator.job.config import JobConfig, parse_job
-from orchestrator.job.located import pinned
+from orchestrator.job.located import localized, pinned
 from orchestrator.recipes import find_recipe
 from orchestrator.recipes.settings import merged, recipe_options, train_settings
+from orchestrator.session.open_platform import check_machine
+from orchestrator.session.session import check, prepare
 
 JSON_TYPE, TOML_TYPE = "application/json", "application/toml"
 DEEPEST = 32
+READ_BYTES = 8 << 20
+"""Of data: with more, its rows are looked at by the job alone, for nobody waits so long for an answer."""
 WHOLE = 2**63
 """What TOML can hold: -WHOLE <= n < WHOLE."""
 
 
-def read_job(body: bytes, content_type: str, *, roots: Sequence[Path], defaults: Mapping[str, Any]) -> JobConfig:
-    """The job in a request's body. Raises ApiError 415 or 422, with one line per mistake."""
+def read_job(
+    body: bytes, content_type: str, *, roots: Sequence[Path], defaults: Mapping[str, Any], here: bool = False
+) -> JobConfig:
+    """The job in a request's body. Raises ApiError 415 or 422, with one line per mistake.
+
+    `here`: its orchestrator will run on this machine, so that all that `run` would refuse can be known.
+    """
     table = _parse(body, content_type.partition(";")[0].strip().lower())
     mistakes = list(_unfit("", table, 0)) or list(confinement.refused(table, roots, defaults))
     if mistakes:
         raise ApiError(422, "the job holds values that jobs of this server cannot", mistakes)
     try:
         job = pinned(parse_job(merged(defaults, table), base=roots[0]), cached_only=True)
+        _check(job, here)
     except OrchestratorError as error:
         raise ApiError(422, "the job cannot be what it says", str(error).splitlines()) from error
-    if ".py:" not in job.recipe:  # a user's own recipe runs where the job runs, not here
-        try:
-            recipe = find_recipe(job.recipe)
-            train_settings(job, recipe)
-            recipe_options(job, recipe)
-        except ConfigError as error:
-            raise ApiError(422, "the job cannot be what it says", str(error).splitlines()) from error
     return job
+
+
+def _check(job: JobConfig, here: bool) -> None:
+    """Raises OrchestratorError for what `run` would refuse, as far as it can be known on this machine."""
+    if ".py:" in job.recipe:  # a user's own runs where the job runs, not here
+        if here:
+            check_object("recipe", job.recipe)
+            check_code(job)
+        return
+    recipe = find_recipe(job.recipe)
+    if not here:
+        train_settings(job, recipe)
+        recipe_options(job, recipe)
+        return
+    specs = prepare(job).specs if _data_bytes(job) <= READ_BYTES else check(localized(job), recipe)[1]
+    check_machine(job, specs)
+
+
+def _data_bytes(job: JobConfig) -> int:
+    paths = [Path(path) for path in (job.data.train, job.data.validation) if path is not None]
+    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def _parse(body: bytes, media_type: str) -> dict[str, Any]:

@@ -22,6 +22,9 @@ from orchestrator.job.located import localized, pinned
 from orchestrator.job.prompts import PromptSource
 from orchestrator.platforms.config import KnativeConfig
 from orchestrator.recipes import find_recipe
+from orchestrator.session.open_platform import check_machine
+from orchestrator.session.session import check as check_job
+from orchestrator.session.session import prepare
 
 HELP = "check this machine, or a job's exchange and model"
 EXAMPLE = "rlhf-orchestrate doctor job.toml"
@@ -51,8 +54,9 @@ def execute(given: Namespace) -> int:
     from orchestrator.commands import doctor_knative  # the client of Kubernetes is a second that nobody else waits for
 
     config = KnativeConfig(image="none") if job is None else job.platform.knative or KnativeConfig(image="none")
+    of_job = [] if job is None else [settings_check(job)]
     exchange = [] if job is None or job.exchange.url is None else [exchange_check(job.exchange.url)]
-    return report([*doctor_knative.check(job, config), *exchange], as_json=given.json)
+    return report([*doctor_knative.check(job, config), *of_job, *exchange], as_json=given.json)
 
 
 def check(job: JobConfig | None) -> list[Check]:
@@ -99,17 +103,29 @@ def _job(job: JobConfig) -> Iterator[Check]:
         yield Check("model", True, f"{directory} ({len(files)} files)")
     except ValueError as error:  # ConfigError is one
         yield Check("model", False, str(error))
-    attempts: dict[str, Callable[[], str]] = {
-        "recipe": lambda: find_recipe(job.recipe).summary,
-        "data": lambda: PromptSource.load(job).summary,
-    }
-    for name, attempt in attempts.items():
-        try:
-            yield Check(name, True, attempt())
-        except OrchestratorError as error:
-            yield Check(name, False, str(error).splitlines()[0])
+    yield attempt("recipe", lambda: find_recipe(job.recipe).summary)
+    yield (settings := settings_check(job))
+    yield attempt("data", lambda: (prepare(job).source if settings.ok else PromptSource.load(job)).summary)
     if job.exchange.url is not None:
         yield exchange_check(job.exchange.url)
+
+
+def settings_check(job: JobConfig) -> Check:
+    """All that `run` refuses before it looks at the data."""
+
+    def functions() -> str:
+        specs = check_job(job, find_recipe(job.recipe))[1]
+        check_machine(job, specs)
+        return f"wants {', '.join(spec.name for spec in specs)}"
+
+    return attempt("settings", functions)
+
+
+def attempt(name: str, what: Callable[[], str]) -> Check:
+    try:
+        return Check(name, True, what())
+    except OrchestratorError as error:
+        return Check(name, False, str(error).splitlines()[0])
 
 
 def exchange_check(url: str) -> Check:

@@ -14,6 +14,7 @@ from orchestrator.commands.keep_output import keep_output
 from orchestrator.commands.run import work
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.events import failure_told
+from orchestrator.session.open_platform import check_machine
 from orchestrator.session.session import Run, prepare
 
 HELP = "go on with a run from its last committed step"
@@ -36,6 +37,7 @@ def execute(given: Namespace) -> int:
     job = directory.changed_job(given.overrides) if given.overrides else directory.job
     with failure_told(directory):
         prepared = prepare(job)
+        check_machine(prepared.job, prepared.specs)
     if given.overrides:
         directory.write_job(prepared.named)
     return work(Run(prepared, directory, from_step=given.from_step))

@@ -12,9 +12,9 @@ from rich.console import Console
 from functions.base.logs import About, log_lines
 from orchestrator.base.errors import ConfigError, DataError
 from orchestrator.commands.arguments import RUNS, job_file
-from orchestrator.job.checks import check_engine
 from orchestrator.job.config import load_job
 from orchestrator.run.directory import RunDirectory, unique_name
+from orchestrator.session.open_platform import check_machine
 from orchestrator.session.session import Run, prepare, train
 from orchestrator.session.terminal_view import open_view
 
@@ -37,7 +37,7 @@ def execute(given: Namespace) -> int:
     if job.platform.kind == "knative":  # others may have a job of its name there
         job = job.model_copy(update={"name": unique_name(job.name)})
     prepared = prepare(job)
-    check_engine(job)
+    check_machine(job, prepared.specs)
     directory = RunDirectory.create(path, prepared.named)
     try:
         return work(Run(prepared, directory))

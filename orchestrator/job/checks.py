@@ -1,4 +1,4 @@
-"""What can be known of a job before anything runs: the code that it names is there.
+"""What can be known of a job before anything runs: the code that it names is there, and takes what it is given.
 
 Nothing of the user's is executed: a file is parsed, not imported.
 """
@@ -11,6 +11,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+from functions.call.train_params import TrainParams
 from functions.reward.rules import RULES
 from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import JobConfig
@@ -25,10 +26,22 @@ def check_code(job: JobConfig) -> None:
             check_object(f"algorithm.{key}", value)
 
 
-def check_engine(job: JobConfig) -> None:
-    """Raises ConfigError for an engine that is to run here and is not installed."""
-    if job.rollout.engine == "vllm" and job.platform.kind == "local" and importlib.util.find_spec("vllm") is None:
-        raise ConfigError('rollout.engine: got "vllm", which is not installed here (`scripts/setup --vllm`)')
+def check_options(params: TrainParams) -> None:
+    """Raises ConfigError for an option that the user's own loss or advantage does not take. Neither is run."""
+    for key, name, options in (
+        ("advantage", params.advantage, params.advantage_options), ("loss", params.loss, params.loss_options),
+    ):  # fmt: skip
+        found = check_object(f"algorithm.{key}", name) if ":" in name else None
+        if found is None:
+            continue
+        given = found.args
+        if wrong := [*given.posonlyargs, *given.args, *filter(None, (given.vararg, given.kwarg))]:
+            names = ", ".join(argument.arg for argument in wrong)
+            raise ConfigError(f"algorithm.{key}: {name}: {names} must be keyword-only (put them after `*`)")
+        taken = [argument.arg for argument in given.kwonlyargs]
+        if unknown := sorted(set(options) - set(taken)):
+            lacks = f"{name} has no option {', '.join(unknown)}"
+            raise ConfigError(f"algorithm.{key}_options: {lacks}; it takes {', '.join(taken) or 'none'}")
 
 
 def _check_scorer(score: str) -> None:
@@ -48,8 +61,11 @@ def _check_scorer(score: str) -> None:
     check_object("reward.score", score)
 
 
-def check_object(key: str, name: str) -> None:
-    """Raises ConfigError where `file.py:name` or `package.module:NAME` is not there."""
+def check_object(key: str, name: str) -> ast.FunctionDef | None:
+    """Raises ConfigError where `file.py:name` or `package.module:NAME` is not there.
+
+    The function's definition, where the file has one of this name.
+    """
     where, _, attribute = name.rpartition(":")
     if not attribute.isidentifier():
         raise ConfigError(f"{key}: got {name!r}, wants file.py:name or package.module:NAME")
@@ -60,7 +76,7 @@ def check_object(key: str, name: str) -> None:
             found = None
         if found is None:
             raise ConfigError(f"{key}: there is no module {where!r} here")
-        return
+        return None
     try:
         tree = ast.parse(Path(where).read_bytes(), where)
     except OSError as error:
@@ -73,6 +89,8 @@ def check_object(key: str, name: str) -> None:
         close = difflib.get_close_matches(attribute, names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"it defines {', '.join(sorted(names)) or 'nothing'}"
         raise ConfigError(f"{key}: {where} has no {attribute!r}; {hint}")
+    defined = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == attribute]
+    return defined[-1] if defined and not defined[-1].decorator_list else None
 
 
 def _defined(tree: ast.Module) -> Iterator[str]:

@@ -9,14 +9,14 @@ from typing import Any
 from functions.base.suggest import did_you_mean
 from functions.base.wire import Json
 from functions.call.function import FatalError
-from functions.call.train_params import TrainParams
+from functions.call.train_params import ROLLOUT_BOUNDS, TrainParams
 from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import JobConfig, OptimConfig
 from orchestrator.job.roles import BY_NAME, TRAINERS
 from orchestrator.recipes.base import Recipe
 
-OWN = ("optimizer", "model", "objective", "temperature", "max_response_length", "dropped", "epochs", "mini_batches",
-       "micro_batch_tokens", "dtype", "gradient_checkpointing", "lora")  # fmt: skip
+OWN = ("optimizer", "model", "objective", "temperature", "top_p", "top_k", "max_response_length", "dropped", "epochs",
+       "mini_batches", "micro_batch_tokens", "dtype", "gradient_checkpointing", "lora")  # fmt: skip
 """Params that other sections of a job say."""
 
 
@@ -32,9 +32,12 @@ def train_settings(job: JobConfig, recipe: Recipe) -> dict[str, TrainParams]:
         if key in OWN:
             raise ConfigError(f"algorithm.{key}: is set by [train], [rollout] or [model], not here")
     rank = job.model.lora_rank
-    settings = merged(recipe.settings, job.algorithm) | {
+    settings = merged(_kept_settings(job, recipe), job.algorithm) | {
         "temperature": job.rollout.temperature or 1.0,
+        "top_p": job.rollout.top_p if job.rollout.temperature else 1.0,  # greedy: of the whole distribution
+        "top_k": job.rollout.top_k if job.rollout.temperature else 0,
         "max_response_length": job.rollout.max_response_length,
+        "max_rollout_logprob_diff": rollout_diff(job, recipe),
         "epochs": job.train.epochs,
         "mini_batches": job.train.mini_batches,
         "micro_batch_tokens": job.train.micro_batch_tokens,
@@ -53,6 +56,20 @@ def train_settings(job: JobConfig, recipe: Recipe) -> dict[str, TrainParams]:
         }  # fmt: skip
     except FatalError as error:
         raise ConfigError(str(error).replace("params", "algorithm", 1)) from error
+
+
+def _kept_settings(job: JobConfig, recipe: Recipe) -> Json:
+    """The recipe's, without the options of a loss or an advantage that the job replaces by another."""
+    own = recipe.settings
+    replaced = [key for key in ("loss", "advantage") if job.algorithm.get(key, own.get(key)) != own.get(key)]
+    return {name: value for name, value in own.items() if name.removesuffix("_options") not in replaced}
+
+
+def rollout_diff(job: JobConfig, recipe: Recipe | None = None) -> Any:
+    """max_rollout_logprob_diff of the job; where it says none, room for an engine of fewer bits than the trainer."""
+    said = {**(recipe.settings if recipe else {}), **job.algorithm}.get("max_rollout_logprob_diff")
+    halved = job.rollout.engine == "vllm" and job.rollout.vllm.get("dtype", "float32") != "float32"
+    return ROLLOUT_BOUNDS["bfloat16"] if said is None and halved else said
 
 
 def _without_idle_kl(params: TrainParams) -> TrainParams:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import JobConfig
 from orchestrator.platforms.base import FunctionSpec, Platform
+from orchestrator.platforms.gpus import check_gpus
 from orchestrator.platforms.local import LocalPlatform
 
 
@@ -16,6 +19,18 @@ def check_platform(job: JobConfig, specs: Sequence[FunctionSpec]) -> None:
         from orchestrator.platforms.knative.manifests import check_names
 
         check_names(job.name, [spec.name for spec in specs])
+
+
+def check_machine(job: JobConfig, specs: Sequence[FunctionSpec]) -> None:
+    """Raises ConfigError for a local job that wants what this machine lacks: GPUs, vLLM.
+
+    Apart from `check_platform`: a job that is only planned may be another machine's.
+    """
+    if job.platform.kind != "local":
+        return
+    check_gpus(specs)
+    if job.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ConfigError('rollout.engine: got "vllm", which is not installed here (`scripts/setup --vllm`)')
 
 
 def open_platform(job: JobConfig, exchange: str, root: str, *, run: str, log_dir: Path) -> Platform:

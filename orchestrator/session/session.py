@@ -17,7 +17,7 @@ from orchestrator.base.errors import RunError, Stopped
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
 from orchestrator.calls.invoke import Invoker, RetryPolicy, Timeouts
-from orchestrator.job.checks import check_code
+from orchestrator.job.checks import check_code, check_options
 from orchestrator.job.config import JobConfig
 from orchestrator.job.functions import check_room, check_split, function_limits, function_specs
 from orchestrator.job.located import localized, pinned
@@ -61,22 +61,29 @@ class Prepared:
 def prepare(job: JobConfig) -> Prepared:
     """Raises ConfigError or DataError, in one line, for a job that cannot run."""
     recipe = find_recipe(job.recipe)
-    settings = train_settings(job, recipe)
-    recipe_options(job, recipe)
     named = pinned(job)
     job = localized(named)
+    settings, specs = check(job, recipe)
+    source = PromptSource.load(job)
+    check_room(job, function_limits(job, specs), source.longest)
+    return Prepared(job, named, recipe, settings, source, specs)
+
+
+def check(job: JobConfig, recipe: Recipe) -> tuple[dict[str, TrainParams], list[FunctionSpec]]:
+    """All of `prepare` that needs no look at the data's rows, for a job whose files are here. Raises ConfigError."""
+    settings = train_settings(job, recipe)
+    recipe_options(job, recipe)
     models = job_models(recipe, settings)
     check_models(job, models)
     check_code(job)
+    check_options(settings["actor"])
     check_exporter(job)
     check_sinks(job)
     specs = function_specs(job, models)
     job_planner(job, specs)
-    source = PromptSource.load(job)
-    check_room(job, function_limits(job, specs), source.longest)
     check_split(job)
     check_platform(job, specs)
-    return Prepared(job, named, recipe, settings, source, specs)
+    return settings, specs
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from functions.algorithms.logprobs import token_logprobs
+from functions.algorithms.logprobs import kept_mass, token_logprobs
+from functions.algorithms.truncation import Truncation
+from functions.generate.engine.base import Sampling
+from functions.generate.engine.sampling import distribution
 
 
 def naive(
@@ -65,6 +70,30 @@ def test_equals_the_naive_form(
     for expected, actual in zip(*results, strict=True):
         scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
         torch.testing.assert_close(actual, expected, atol=1e-6 * scale, rtol=0)
+
+
+@pytest.mark.parametrize("truncation", [(0.5, 3), (0.7, 0), (1.0, 2), (0.9, 31), (1.0, 0)])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_mass_that_is_kept(truncation: tuple[float, int], temperature: float) -> None:
+    """Counted token by token, from the most probable one on; and what the engine samples from is p over that mass."""
+    top_p, top_k = truncation
+    rng = torch.Generator().manual_seed(3)
+    hidden, weight, bias = (torch.randn(*shape, generator=rng) for shape in ((20, 8), (31, 8), (31,)))
+    logits = (hidden @ weight.T + bias).double() / temperature
+    expected = []
+    for p in logits.softmax(-1):
+        kept = sorted(p.tolist(), reverse=True)[: top_k or 31]
+        shares = [value / sum(kept) for value in kept]
+        expected.append(math.log(sum(v for i, v in enumerate(kept) if sum(shares[:i]) < top_p)))
+    mass = kept_mass(
+        hidden=hidden, weight=weight, bias=bias, truncation=Truncation(*truncation), temperature=temperature,
+        chunk_tokens=7,
+    )  # fmt: skip
+    assert mass.tolist() == pytest.approx(expected, abs=5e-6)
+    sampled = distribution((hidden @ weight.T + bias), Sampling(1, temperature, top_p, top_k))
+    inside = sampled.isfinite()
+    apart = (logits.log_softmax(-1) - mass[:, None] - sampled)[inside]
+    assert float(apart.abs().max()) < 1e-5
 
 
 def test_only_the_entropy_in_the_loss() -> None:

@@ -21,10 +21,13 @@ from orchestrator.platforms.base import FunctionSpec, Usage
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.events import EventLog
 from orchestrator.run.ledger import Ledger
-from tests.support.tiny_job import ENV
+from tests.support.tiny_job import ENV, make_model
 
 WRITE, READ = "write-token-0123456789", "read-token-0123456789"
-JOB = {"name": "small", "steps": 3, "model": {"path": "model"}, "data": {"train": "train.jsonl"}}
+JOB = {
+    "name": "small", "steps": 3, "model": {"path": "model"}, "data": {"train": "train.jsonl"},
+    "validation": {"every": 0}, "rollout": {"max_response_length": 8},
+}  # fmt: skip
 
 
 @dataclass
@@ -104,9 +107,9 @@ def parse_stream(text: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data root; the jobs of these tests name files in it that they never read."""
+    """A data root; most jobs of these tests name files in it that nothing but their check reads."""
     root = tmp_path_factory.mktemp("data")
-    (root / "model").mkdir()
+    make_model(root / "model")
     (root / "train.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
     (root / "away").symlink_to("/etc")
     return root

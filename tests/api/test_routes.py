@@ -54,7 +54,8 @@ def test_an_id_leaves_room_for_the_names_that_are_made_of_it(api: httpx.Client) 
 
 
 def test_toml_is_taken_as_well(api: httpx.Client) -> None:
-    text = 'name = "small"\nsteps = 3\nmodel.path = "model"\ndata.train = "train.jsonl"\n'
+    text = 'name = "small"\nsteps = 3\nmodel.path = "model"\ndata.train = "train.jsonl"\nvalidation.every = 0\n'
+    text += "rollout.max_response_length = 8\n"
     made = api.post("/v1/jobs", content=text, headers={"Content-Type": "application/toml"})
     assert (made.status_code, made.json()["config"]["steps"]) == (201, 3)
     problem(api.post("/v1/jobs", content="name =", headers={"Content-Type": "application/toml"}), 422)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from tests.support.versions import fetch_state
 
 BASE = Version("policy", 0)
 LORA: Json = {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "v_proj", "down_proj"]}
-PARAMS: Json = {"optimizer": {"lr": 5e-2}, "lora": LORA}
+PARAMS: Json = {"optimizer": {"lr": 5e-2}, "lora": LORA, "max_rollout_logprob_diff": "off"}
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -63,8 +64,13 @@ def train(
     exchange: DirectoryExchange, tmp_path: Path, samples: SampleBatch, params: Json, version: Version, id: str,
     function: TrainFunction | None = None,
 ) -> Version:  # fmt: skip
+    """On the samples as if `version` had made them."""
+    samples = replace(samples, version=np.full_like(samples.version, version.number))
     scores = Columns.of(samples, sample={"score": np.linspace(0, 1, 8, dtype=np.float32)})
-    inputs = {"samples": [exchange.put("b", samples.encode())], "columns": [exchange.put("c", scores.encode())]}
+    inputs = {
+        "samples": [exchange.put(f"b{version.number}", samples.encode())],
+        "columns": [exchange.put("c", scores.encode())],
+    }
     call = Call(id, "train", inputs, {"policy": version}, params)
     (event,) = (function or TrainFunction(device="cpu")).call(call, Context(exchange, str(tmp_path / "scratch")))
     return Version.from_json(event.data["version"])

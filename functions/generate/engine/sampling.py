@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from functions.algorithms.truncation import Truncation, truncated
 from functions.generate.engine.base import Sampling
 
 U64 = npt.NDArray[np.uint64]
@@ -54,25 +55,15 @@ def uniforms(keys: U64, position: npt.NDArray[np.int64]) -> npt.NDArray[np.float
 def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
     """ln of the distribution that is sampled from, [S, V] in float32: -inf where top-k or top-p leave a token out.
 
-    Order as in vLLM and transformers: temperature, then top-k, then top-p (Holtzman et al., arXiv:1904.09751: the
-    smallest set of most probable tokens whose mass reaches p), renormalised once at the end. Ties at the k-th logit
-    are all kept. Greedy (temperature 0) reports log-probabilities at temperature 1.
+    Order as in vLLM and transformers: temperature, then top-k, then top-p (algorithms/truncation.py), renormalised once
+    at the end. Greedy (temperature 0) reports log-probabilities at temperature 1.
     """
     logits = logits.float()
     if sampling.temperature not in (0.0, 1.0):
         logits = logits / sampling.temperature
     if sampling.temperature == 0.0:
         return torch.log_softmax(logits, -1)
-    if 0 < sampling.top_k < logits.shape[-1]:
-        least = logits.topk(sampling.top_k, -1).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
-    if sampling.top_p < 1.0:
-        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-        probabilities = ordered.softmax(-1)
-        before = probabilities.cumsum(-1) - probabilities
-        left_out = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= sampling.top_p)
-        logits = logits.masked_fill(left_out, -torch.inf)
-    return torch.log_softmax(logits, -1)
+    return torch.log_softmax(truncated(logits, Truncation(sampling.top_p, sampling.top_k)), -1)
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
