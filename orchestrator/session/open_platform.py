@@ -25,4 +25,7 @@ def open_platform(job: JobConfig, exchange: str, root: str, *, log_dir: Path) ->
     from orchestrator.platforms.knative.manifests import JobContext
     from orchestrator.platforms.knative.platform import KnativePlatform
 
-    return KnativePlatform(JobContext(job.name, exchange, root, job.limits.call_s, job.platform.knative))
+    limits = job.limits
+    return KnativePlatform(
+        JobContext(job.name, exchange, root, limits.call_s, job.platform.knative, capacity_s=limits.outage_s)
+    )

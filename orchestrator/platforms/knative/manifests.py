@@ -58,6 +58,8 @@ class JobContext:
     """The job's root in the exchange."""
     call_s: float
     config: KnativeConfig
+    capacity_s: float | None = None
+    """How long a replica may wait for a node; None: as for any reason that may pass (Timing.pending_s)."""
 
     @property
     def secret(self) -> str:

@@ -15,16 +15,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
 from functions.base.wire import Call, Event
+from orchestrator.base.errors import Away
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError, Replica, Usage
 from orchestrator.platforms.knative import manifests
 from orchestrator.platforms.knative.api import ApiError, Json, KubeApi, core, serving
 from orchestrator.platforms.knative.calls import Caller
-from orchestrator.platforms.knative.kn import apply_service, find_kn, hint
+from orchestrator.platforms.knative.kn import CLUSTER, apply_service, find_kn, hint
 from orchestrator.platforms.knative.lease import Lease, LeaseLost
 from orchestrator.platforms.knative.scale import GRACE_S, Function, Scaler, Timing
 from orchestrator.platforms.knative.watch import Pods, PodWatch
@@ -61,12 +62,17 @@ class KnativePlatform:
                 await lease.take()
                 self._lease = lease
                 self._spawn(self._keep_lease())
-                self._caller = Caller(self._config.ingress, await self._own_token(lease, specs))
-                self._watch = PodWatch(self._api, self._config.namespace, self._context.job, self._pods.apply)
-                await self._watch.ready()
-                self._spawn(self._watch.supervise())
-            await asyncio.gather(*(self._deploy(spec) for spec in specs))
+            if self._caller is None:
+                self._caller = Caller(self._config.ingress, await self._own_token(self._lease, specs))
+            if self._watch is None:
+                watch = PodWatch(self._api, self._config.namespace, self._context.job, self._pods.apply)
+                await watch.ready()
+                self._watch = watch
+                self._spawn(watch.supervise())
+            await _all(self._deploy(spec) for spec in specs)
         except ApiError as error:
+            if error.away:
+                raise Away(CLUSTER, f"deploying {self._context.job}: {error.message}") from error
             raise PlatformError(f"deploying {self._context.job}: {error.message}{hint(error.message)}") from error
 
     async def scale(self, function: str, replicas: int) -> None:
@@ -215,9 +221,9 @@ class KnativePlatform:
                 await lease.take()
                 self._lease = lease
                 self._caller.token = await self._own_token(lease, specs)
-                await asyncio.gather(*(self._deploy(spec) for spec in specs))
+                await _all(self._deploy(spec) for spec in specs)
                 return
-            except ApiError:
+            except (ApiError, Away):
                 await asyncio.sleep(self._timing.renew_s)
             except PlatformError as error:
                 for function in self._functions.values():
@@ -316,3 +322,14 @@ class KnativePlatform:
         if not task.cancelled() and (error := task.exception()) is not None:
             for function in self._functions.values():
                 function.fail(f"the Knative platform failed: {error!r}")
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """To the end of each, also where one fails: nothing of a deployment goes on beside its repetition. A failure that
+    is for good is raised before one that may pass."""
+    ended = await asyncio.gather(*works, return_exceptions=True)
+    failed = [error for error in ended if error is not None]
+    for error in sorted(
+        failed, key=lambda error: isinstance(error, Away) or (isinstance(error, ApiError) and error.away)
+    ):
+        raise error
