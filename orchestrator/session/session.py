@@ -40,7 +40,7 @@ from orchestrator.session.job_planner import job_planner
 from orchestrator.session.loop import Loop
 from orchestrator.session.open_platform import check_platform, open_platform
 from orchestrator.session.recorder import Recorder
-from orchestrator.session.view import View
+from orchestrator.session.view import Snapshot, View
 from orchestrator.telemetry.open_sinks import check_sinks
 from orchestrator.telemetry.otlp import check_exporter, open_tracing
 
@@ -105,7 +105,7 @@ async def execute(run: Run, view: View) -> Path:
 
 async def _execute(run: Run, view: View, events: EventLog) -> Path:
     job, path, specs = run.job, run.directory.path, run.prepared.specs
-    outages = Outages(job.limits.outage_s, note=partial(told_early, events), seed=job.seed)
+    outages = Outages(job.limits.outage_s, note=partial(told_early, job, view, events), seed=job.seed)
     store = AsyncExchange(await open_store(run.directory, job, outages), outages=outages)
     identity = run.directory.identity(job)
     epoch = await take_lease(store.durable, identity, f"{os.uname().nodename} {os.getpid()}")
@@ -171,8 +171,9 @@ async def open_store(directory: RunDirectory, job: JobConfig, outages: Outages) 
     return await outages.bridge(opened)
 
 
-def told_early(events: EventLog, message: str) -> None:
-    """What is worth knowing before there is a recorder, and so a view."""
+def told_early(job: JobConfig, view: View, events: EventLog, message: str) -> None:
+    """What is worth knowing before there is a recorder."""
+    view.changed(Snapshot(job.name, job.recipe, max(0, events.last_step), job.steps, 0.0, note=message))
     try:
         events.append("note", {"message": message})
     except RunError:

@@ -15,7 +15,7 @@ from redis import Redis
 
 from functions.base.wire import Json
 from tests.exchange.servers import LosesAnswers, Meanwhile, MotoServer, RedisServer
-from tests.support.tiny_job import ENV, Background, Job, arguments, assert_same, command
+from tests.support.tiny_job import ENV, STEPS, Background, Job, arguments, assert_same, command, history, metrics
 
 pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(300)]
 
@@ -153,6 +153,30 @@ def test_redis_emptied_in_mid_step(
     assert emptied.done.is_set()
     assert len(told(run, "step 2: begun again, as ")) >= 1
     assert_same(run, undisturbed)
+
+
+GANG = ["functions.train.replicas=2"]
+STREAMED = ["planner.policy=adaptive", "planner.objective=speed", "functions.generate.replicas=1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "word"), [(GANG, b"calls/s000002.train."), (STREAMED, b"calls/s000002.train.actor")])
+def test_redis_emptied_while_a_gang_or_a_streamed_call_trains(
+    job: Job, tmp_path: Path, s3: LosesAnswers, redis: RedisServer, how: list[str], word: bytes
+) -> None:
+    """All steps are made, each on all of its samples."""
+    run = tmp_path / "run"
+    emptied = Meanwhile(redis.port, word, lambda: Redis(port=redis.port).flushall())
+    try:
+        place = f"redis://127.0.0.1:{emptied.port}/0"
+        exchange = f"tiered+s3://bucket/jobs?endpoint=http://127.0.0.1:{s3.port}&redis={place}"
+        ends_well(started(job, run, exchange, "deterministic=false", *how))
+    finally:
+        emptied.stop()
+    assert emptied.done.is_set()
+    assert [record["step"] for record in history(run)] == list(range(STEPS + 1))
+    trained = [line["critic/groups"] for line in metrics(run) if "critic/groups" in line]
+    assert trained == [3] * STEPS
 
 
 @pytest.mark.skipif(

@@ -51,6 +51,7 @@ class KnativePlatform:
         self._watch: PodWatch | None = None
         self._lease: Lease | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._deployed = False
         self._closed = False
 
     async def deploy(self, specs: Sequence[FunctionSpec]) -> None:
@@ -70,6 +71,7 @@ class KnativePlatform:
                 self._watch = watch
                 self._spawn(watch.supervise())
             await _all(self._deploy(spec) for spec in specs)
+            self._deployed = True
         except ApiError as error:
             if error.away:
                 raise Away(CLUSTER, f"deploying {self._context.job}: {error.message}") from error
@@ -153,7 +155,8 @@ class KnativePlatform:
         return base64.b64decode(found["data"][manifests.TOKEN_KEY]).decode()
 
     async def _deploy(self, spec: FunctionSpec) -> None:
-        assert self._lease is not None, "taken before functions are deployed"
+        if self._lease is None:
+            raise Away(CLUSTER, f"deploying {self._context.job}: the lease ran out meanwhile")
         manifest = manifests.service(self._context, spec)
         manifest["metadata"] |= manifests.owned_by(self._lease.job)["metadata"]
         await apply_service(self._api, manifest, kn=self._kn, context=self._config.context)
@@ -208,6 +211,14 @@ class KnativePlatform:
                 assert self._lease is not None, "taken before this task began"
                 await self._lease.renew()
             except LeaseLost:
+                if (
+                    not self._deployed
+                ):  # the API was away: `deploy` is made again, and takes another
+                    self._lease, lost = None, self._caller
+                    self._caller = None
+                    if lost is not None:
+                        await lost.close()
+                    return
                 await self._redeploy()
             except ApiError:
                 continue
