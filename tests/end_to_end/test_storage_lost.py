@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,18 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LosesAnswers
 @pytest.fixture
 def exchange(s3: LosesAnswers, redis: RedisServer) -> str:
     return f"tiered+s3://bucket/jobs?endpoint=http://127.0.0.1:{s3.port}&redis={redis.url}"
+
+
+class Emptied(Meanwhile):
+    """Before `redis`: empties it before the first request with `word` in it goes through, or any other."""
+
+    def __init__(self, redis: RedisServer, word: bytes) -> None:
+        self.lock = threading.Lock()
+        super().__init__(redis.port, word, lambda: Redis(port=redis.port).flushall())
+
+    def passes(self, piece: bytes, answers: bool) -> bool:
+        with self.lock:
+            return super().passes(piece, answers)
 
 
 def started(job: Job, run: Path, exchange: str, *more: str) -> Background:
@@ -143,7 +156,7 @@ def test_redis_emptied_in_mid_step(
 ) -> None:
     """As a call of step 2 begins that wants what lies there: its own inputs, and those of calls before it."""
     run = tmp_path / "run"
-    emptied = Meanwhile(redis.port, f"calls/s000002.{stage}.".encode(), lambda: Redis(port=redis.port).flushall())
+    emptied = Emptied(redis, f"calls/s000002.{stage}.".encode())
     try:
         place = f"redis://127.0.0.1:{emptied.port}/0"
         running = started(job, run, f"tiered+s3://bucket/jobs?endpoint=http://127.0.0.1:{s3.port}&redis={place}")
@@ -166,7 +179,7 @@ def test_redis_emptied_while_a_gang_or_a_streamed_call_trains(
 ) -> None:
     """All steps are made, each on all of its samples."""
     run = tmp_path / "run"
-    emptied = Meanwhile(redis.port, word, lambda: Redis(port=redis.port).flushall())
+    emptied = Emptied(redis, word)
     try:
         place = f"redis://127.0.0.1:{emptied.port}/0"
         exchange = f"tiered+s3://bucket/jobs?endpoint=http://127.0.0.1:{s3.port}&redis={place}"
