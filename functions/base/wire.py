@@ -143,6 +143,16 @@ LEASES = "lease/"
 """Of the keys that name the epochs taken so far, one each: `lease/000003` (orchestrator/run/identity.py)."""
 
 
+CALLS, BATCHES = "calls/", "batches/"
+"""Of the keys of what a step's calls make, and of what the orchestrator gives them: `calls/s000012.generate.1f...`,
+`batches/s000012/...`."""
+
+
+def made_in_a_step(key: str) -> bool:
+    """Whether what lay there can be made again by repeating its step."""
+    return key.startswith((CALLS, BATCHES))
+
+
 def hint_key(function: str) -> str:
     """Where a function's Hint lies in the job's exchange."""
     return f"hints/{function}"
@@ -238,18 +248,21 @@ class Event:
     samples   ref of finished samples (SampleBatch) or of their columns (Columns); data: {"group", "index", ...}
     cut       ref of unfinished samples (SampleBatch), after a cut was asked for; data: as of samples, and {"caches"}
     done      ref of the whole result where there is one; data: statistics and results that are small
-    error     data: {"kind": "retryable" | "fatal", "message": one line}
+    error     data: {"kind": "retryable" | "fatal", "message": one line}; of a retryable one also, where it was for
+              this, {"away": the store that does not answer} or {"lost": the key under which an input lies no more}
     """
 
     kind: EventKind
     ref: Ref | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
 
+    def to_json(self) -> Json:
+        ref = None if self.ref is None else self.ref.to_json()
+        return {"kind": self.kind, "ref": ref, "data": dict(self.data)}
+
     def to_line(self) -> bytes:
         """One JSON line. Non-finite numbers are refused (ValueError): they have no JSON form."""
-        ref = None if self.ref is None else self.ref.to_json()
-        value = {"kind": self.kind, "ref": ref, "data": dict(self.data)}
-        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        return json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes | str) -> Event:

@@ -29,6 +29,10 @@ class ExchangeError(Exception):
 class NotFound(ExchangeError):
     """No value lies under that key (never written, deleted, or past its lifetime)."""
 
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+
 
 class Corrupt(ExchangeError):
     """A value's bytes are not those that were written."""
@@ -36,6 +40,24 @@ class Corrupt(ExchangeError):
 
 class Unavailable(ExchangeError):
     """The store does not answer, or has no room: retrying may help. The value was not written."""
+
+    def __init__(self, message: str, store: str = "the exchange") -> None:
+        super().__init__(message)
+        self.store = store
+        """For people, and the same for all who use it: what is waited for."""
+
+
+class Full(Unavailable):
+    """The store says that it has no room."""
+
+    def __init__(self, key: str, store: str, reason: str) -> None:
+        super().__init__(f"{key}: {store} is full ({reason}); nothing was written: {MAKE_ROOM}", store)
+
+
+MAKE_ROOM = (
+    "make room by deleting runs that have ended with what they have in the store (DELETE /v1/jobs/ID, or the folder of "
+    "their name), weights of old versions (checkpoints.keep), calls/ and batches/ of committed steps, or give it more"
+)
 
 
 class Unsuitable(ExchangeError):

@@ -28,8 +28,10 @@ from functions.exchange.base import (
     Buffer,
     Corrupt,
     Exchange,
+    Full,
     NotFound,
     Unavailable,
+    Unsuitable,
     check_key,
     check_lifetime,
     check_prefix,
@@ -44,6 +46,9 @@ POLL_S = (0.0005, 0.01)
 """First and longest pause between two looks of `wait`."""
 ABANDONED_S = 3600.0
 """An unpublished file that nobody wrote to for so long has lost its writer."""
+OPENING = "cannot be used as an exchange"
+WRONG = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EINVAL)
+"""Of opening: no waiting mends these."""
 _READ_BYTES = 1 << 30
 """Linux reads at most 2 GiB - 4 KiB in one call."""
 
@@ -81,7 +86,8 @@ FOOTER_BYTES = len(Footer(0, "0" * 32, 0.0).encode())
 
 
 class DirectoryExchange:
-    """See `Exchange`. Raises Unavailable when `root` cannot be made or written, or when its disk is full."""
+    """See `Exchange`. Raises Unsuitable when `root` can be no directory, Unavailable when it cannot be made or written,
+    Full when its disk is full."""
 
     sweep_every_s = 300.0
 
@@ -89,7 +95,7 @@ class DirectoryExchange:
         self.root = Path(root).absolute()
         self._tmp = self.root / "+tmp"
         self._lock = str(self.root / "+lock")
-        with self._away("cannot be used as an exchange"):
+        with self._away(OPENING):
             self._tmp.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o666))
         self._next_sweep = 0.0
@@ -128,7 +134,7 @@ class DirectoryExchange:
         with self._opened(name) as descriptor:
             footer = self._footer(name, descriptor)
             if footer is None:
-                raise NotFound(f"{name}: no such value in {self.root}")
+                raise NotFound(f"{name}: no such value in {self.root}", name)
             if isinstance(key, Ref) and (key.size_bytes, key.checksum) != (footer.size_bytes, footer.checksum):
                 raise Corrupt(f"{name}: the value in {self.root} is not the one that was referred to ({key})")
             begin, wanted = check_range(name, footer.size_bytes, start, length)
@@ -267,9 +273,9 @@ class DirectoryExchange:
             descriptor = os.open(self._path(key), os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError) as error:
             self._check_root()
-            raise NotFound(f"{key}: no such value in {self.root}") from error
+            raise NotFound(f"{key}: no such value in {self.root}", key) from error
         except OSError as error:
-            raise Unavailable(f"{key}: {self.root}: {error.strerror}") from error
+            raise Unavailable(f"{key}: {self.root}: {error.strerror}", str(self.root)) from error
         try:
             with self._away(key):
                 yield descriptor
@@ -307,7 +313,7 @@ class DirectoryExchange:
 
     def _check_root(self) -> None:
         if not self._tmp.is_dir():
-            raise Unavailable(f"{self.root}: the exchange's directory is gone (unmounted or removed?)")
+            raise Unavailable(f"{self.root}: the exchange's directory is gone (unmounted or removed?)", str(self.root))
 
     @contextlib.contextmanager
     def _away(self, what: str) -> Iterator[None]:
@@ -315,13 +321,15 @@ class DirectoryExchange:
         try:
             yield
         except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
-            if what == "cannot be used as an exchange":
-                raise Unavailable(f"{self.root}: {what}: a file is in the way ({error.filename})") from error
+            if what == OPENING:
+                raise Unsuitable(f"{self.root}: {what}: a file is in the way ({error.filename})") from error
             raise
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            reason = "the disk is full; nothing was written, make room" if full else error.strerror
-            raise Unavailable(f"{what}: {self.root}: {reason}") from error
+            if what == OPENING and error.errno in WRONG:
+                raise Unsuitable(f"{self.root}: {what}: {error.strerror}") from error
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise Full(what, str(self.root), error.strerror or "no room") from error
+            raise Unavailable(f"{what}: {self.root}: {error.strerror}", str(self.root)) from error
 
 
 def _on_the_way(folder: str, prefix: str) -> bool:

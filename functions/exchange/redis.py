@@ -40,6 +40,7 @@ from functions.exchange.base import (
     Corrupt,
     Exchange,
     ExchangeError,
+    Full,
     NotFound,
     Unavailable,
     Unsuitable,
@@ -232,7 +233,9 @@ class RedisExchange:
         held = ("PX", int(self.lock_s * 1000), "NX")
         while self._send(key, lambda: [("SET", name, token, *held)])[0] is None:
             if time.monotonic() > end:
-                raise Unavailable(f"{key}: its lock in Redis stayed taken for {2 * self.lock_s:.0f} s")
+                raise Unavailable(
+                    f"{key}: its lock in Redis stayed taken for {2 * self.lock_s:.0f} s", f"Redis {self.name}"
+                )
             time.sleep(0.005)
         try:
             yield
@@ -269,17 +272,17 @@ class RedisExchange:
 
     def _header(self, path: str, record: bytes | None, key: str | Ref) -> Header:
         if record is None:
-            raise NotFound(f"{path}: no such value in Redis {self.name}")
+            raise NotFound(f"{path}: no such value in Redis {self.name}", path)
         header = Header.decode(path, record)
         if header.place == "s":
-            raise NotFound(f"{path}: its value is not in Redis but in S3")
+            raise NotFound(f"{path}: its value is not in Redis but in S3", path)
         if isinstance(key, Ref) and (key.size_bytes, key.checksum) != (header.size_bytes, header.checksum):
             raise Corrupt(f"{path}: the value in Redis is not the one that was referred to ({key})")
         return header
 
     def _check_there(self, path: str, data: bytes | None) -> None:
         if data is None:
-            raise NotFound(f"{path}: Redis {self.name} evicted its bytes")
+            raise NotFound(f"{path}: Redis {self.name} evicted its bytes", path)
 
     def _scan(self, prefix: str) -> Names:
         pattern = self.root + check_prefix(prefix) + "*"
@@ -320,14 +323,14 @@ class RedisExchange:
         except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
             raise Unsuitable(f"{key}: Redis {self.name} refuses us: {error} (REDIS_PASSWORD?)") from error
         except OutOfMemoryError as error:
-            raise Unavailable(f"{key}: Redis {self.name} has no room (maxmemory); nothing was written") from error
+            raise Full(key, f"Redis {self.name}", "maxmemory") from error
         except (redis.ConnectionError, redis.TimeoutError, BusyLoadingError, ReadOnlyError) as error:
-            raise Unavailable(f"{key}: Redis {self.name} does not answer: {error}") from error
+            raise Unavailable(f"{key}: Redis {self.name} does not answer: {error}", f"Redis {self.name}") from error
         except ResponseError as error:
             if "NOAUTH" in str(error) or "WRONGPASS" in str(error):
                 raise Unsuitable(f"{key}: Redis {self.name} refuses us: {error} (REDIS_PASSWORD?)") from error
             if "EXECABORT" in str(error) or "OOM" in str(error):
-                raise Unavailable(f"{key}: Redis {self.name} has no room (maxmemory); nothing was written") from error
+                raise Full(key, f"Redis {self.name}", "maxmemory") from error
             raise ExchangeError(f"{key}: Redis {self.name}: {error}") from error
         except RedisError as error:
             raise ExchangeError(f"{key}: Redis {self.name}: {error}") from error

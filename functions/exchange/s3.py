@@ -48,6 +48,9 @@ MAX_PUT_BYTES = 5 << 30
 """S3's limit of a single put, and so of a conditional one."""
 LOOK_FIRST_BYTES = 1 << 20
 """Before a longer conditional put, a HEAD: a loser need not send its value."""
+CONNECT_S, READ_S, TRIES = 5.0, 30.0, 2
+"""A request that moves no byte for READ_S has failed, whatever its call may take: a store whose disk is full may accept
+a put and never answer. After TRIES the store is away."""
 POLL_S = (0.02, 0.5)
 SWEEP_KEYS = 100
 """A put removes at most so many expired values."""
@@ -96,9 +99,9 @@ class S3Exchange:
         self._next_sweep = time.monotonic() + self.sweep_every_s
         self._swept_to = ""
         config = botocore.config.Config(
-            connect_timeout=5,
-            read_timeout=60,
-            retries={"mode": "standard", "max_attempts": 3},
+            connect_timeout=CONNECT_S,
+            read_timeout=READ_S,
+            retries={"mode": "standard", "max_attempts": TRIES},
             max_pool_connections=32,
             tcp_keepalive=True,
             request_checksum_calculation="when_required",  # values carry an xxh3; older servers know no CRC
@@ -327,7 +330,7 @@ class S3Exchange:
     def _current(self, key: str | Ref, head: Head | None) -> Head:
         path = key.key if isinstance(key, Ref) else key
         if head is None or head.expired:
-            raise NotFound(f"{path}: no such value in {self.name}")
+            raise NotFound(f"{path}: no such value in {self.name}", path)
         if isinstance(key, Ref) and (key.size_bytes, key.checksum) != (head.size_bytes, head.checksum):
             raise Corrupt(f"{path}: the value in {self.name} is not the one that was referred to ({key})")
         return head
@@ -365,7 +368,8 @@ class S3Exchange:
             answer = self.client.delete_objects(Bucket=self.bucket, Delete={"Objects": batch, "Quiet": True})
             if answer.get("Errors"):
                 raise Unavailable(
-                    f"{answer['Errors'][0].get('Key')}: {self.name} did not delete it: {answer['Errors'][0]}"
+                    f"{answer['Errors'][0].get('Key')}: {self.name} did not delete it: {answer['Errors'][0]}",
+                    self.name,
                 )
 
 

@@ -16,7 +16,7 @@ from botocore.exceptions import (
 )
 from urllib3.exceptions import HTTPError
 
-from functions.exchange.base import ExchangeError, NotFound, Unavailable, Unsuitable
+from functions.exchange.base import ExchangeError, Full, NotFound, Unavailable, Unsuitable
 
 CREDENTIALS = {
     "403",
@@ -28,7 +28,8 @@ CREDENTIALS = {
     "InvalidToken",
     "SignatureDoesNotMatch",
 }
-FULL = {"507", "InsufficientStorage", "QuotaExceeded", "XMinioStorageFull"}
+FULL = {"507", "InsufficientStorage", "QuotaExceeded", "XMinioStorageFull",
+        "XMinioAdminBucketQuotaExceeded"}  # fmt: skip
 NOT_THERE = {"404", "NoSuchKey", "NotFound"}
 
 
@@ -50,16 +51,16 @@ def s3_errors(key: str, store: str) -> Iterator[None]:
         if name == "NoSuchBucket":
             raise Unsuitable(f"{key}: {store}: no such bucket (make it, or correct the exchange's URL)") from error
         if name in NOT_THERE:
-            raise NotFound(f"{key}: no such value in {store}") from error
+            raise NotFound(f"{key}: no such value in {store}", key) from error
         if name in CREDENTIALS or status(error) == 403:
             raise Unsuitable(
                 f"{key}: {store} refuses our credentials ({name}): see AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
                 "the rights on the bucket"
             ) from error
         if name in FULL or status(error) == 507:
-            raise Unavailable(f"{key}: {store} has no room; nothing was written") from error
+            raise Full(key, store, name) from error
         if status(error) >= 500 or name in ("SlowDown", "Throttling", "RequestTimeout"):
-            raise Unavailable(f"{key}: {store} fails ({status(error)} {name}): {message}") from error
+            raise Unavailable(f"{key}: {store} fails ({status(error)} {name}): {message}", store) from error
         raise ExchangeError(f"{key}: {store}: {status(error)} {name}: {message}") from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise Unsuitable(
@@ -68,7 +69,7 @@ def s3_errors(key: str, store: str) -> Iterator[None]:
     except NoRegionError as error:
         raise Unsuitable(f"{key}: no region for {store}: set AWS_REGION or ?region= in the exchange's URL") from error
     except (ConnectionError, HTTPClientError, HTTPError, OSError) as error:
-        raise Unavailable(f"{key}: {store} does not answer: {error}") from error
+        raise Unavailable(f"{key}: {store} does not answer: {error}", store) from error
     except BotoCoreError as error:
         raise ExchangeError(f"{key}: {store}: {error}") from error
     except ValueError as error:  # botocore: "Invalid endpoint: ..."

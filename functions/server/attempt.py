@@ -26,7 +26,7 @@ from functions.base.wire import Call, Event, Ref, WireError
 from functions.call import userfile
 from functions.call.function import Cancelled, Context, FatalError, Function, ReplicaBroken, RetryableError
 from functions.call.meter import LoadTime, Meter
-from functions.exchange.base import Buffer, Exchange, NotFound, Unavailable
+from functions.exchange.base import Buffer, Corrupt, Exchange, NotFound, Unavailable, Unsuitable
 
 VALUES_LIFETIME_S = 2 * 86400.0
 LOG_LIFETIME_S = 86400.0
@@ -150,15 +150,20 @@ class Attempt:
         except FatalError as error:
             return self._error("fatal", " ".join(str(error).split()))
         except RetryableError as error:
-            self._error("retryable", " ".join(str(error).split()))
+            self._error("retryable", " ".join(str(error).split()), **_store_marks(error))
             return "broken" if isinstance(error, ReplicaBroken) else "retryable"
+        except Unavailable as error:
+            log.warning("%s", error)
+            return self._error("retryable", " ".join(str(error).split()), **_store_marks(error))
+        except (Corrupt, Unsuitable) as error:  # wrong, not away
+            return self._error("fatal", " ".join(str(error).split()))
         except Exception as error:
             log.exception("%s", userfile.describe(error))
-            return self._error("retryable", userfile.describe(error))
+            return self._error("retryable", userfile.describe(error), **_store_marks(error))
 
-    def _error(self, kind: Literal["retryable", "fatal"], message: str) -> Outcome:
+    def _error(self, kind: Literal["retryable", "fatal"], message: str, **marks: str) -> Outcome:
         self._tell()
-        self.send(Event("error", data={"kind": kind, "message": message}).to_line())
+        self.send(Event("error", data={"kind": kind, "message": message, **marks}).to_line())
         return kind
 
     def _tell(self) -> None:
@@ -219,6 +224,17 @@ class Attempt:
                     return
             except Unavailable:
                 stop.wait(WATCH_S)
+
+
+def _store_marks(error: BaseException | None) -> dict[str, str]:
+    """What the exchange had to do with it: {"away": store}, {"lost": key} or nothing."""
+    while error is not None:
+        if isinstance(error, Unavailable):
+            return {"away": error.store}
+        if isinstance(error, NotFound) and error.key:
+            return {"lost": error.key}
+        error = error.__cause__
+    return {}
 
 
 def _entries(events: Iterator[Event]) -> Iterator[tuple[Event, list[bytes]]]:

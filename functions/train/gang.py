@@ -30,7 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from functions.base.wire import Json
 from functions.call.function import Cancelled, Context, FatalError, RetryableError
 from functions.call.params import parse
-from functions.exchange.base import Exchange, ExchangeError
+from functions.exchange.base import Exchange, ExchangeError, NotFound, Unavailable
 
 LOOK_S = 1.0
 """How often a waiting rank looks whether it is still wanted."""
@@ -129,7 +129,8 @@ def meet(
         _report(exchange, gang, "fatal", str(error))
         raise
     except (Cancelled, GeneratorExit, RetryableError, ExchangeError) as error:
-        _report(exchange, gang, "retryable", f"{type(error).__name__} {error}".rstrip())
+        lost = error.key if isinstance(error, NotFound) else ""
+        _report(exchange, gang, "retryable", f"{type(error).__name__} {error}".rstrip(), lost)
         raise
     except Exception as error:
         raise _reason(exchange, gang, error) from error
@@ -155,7 +156,7 @@ def _rendezvous(gang: GangParams, context: Context, published: Callable[[], bool
             master_listen_fd=listener.detach(),
         )  # fmt: skip
         address = json.dumps({"host": host, "port": port}).encode()
-        context.exchange.put(key, address, lifetime_s=KEYS_LIFETIME_S)
+        context.exchange.put_if_absent(key, address, lifetime_s=KEYS_LIFETIME_S)  # outlives a Redis that is emptied
     else:
         while not context.exchange.wait(key, LOOK_S):
             context.check()
@@ -184,21 +185,29 @@ def _own_address() -> str:
     return "127.0.0.1"
 
 
-def _report(exchange: Exchange, gang: GangParams, kind: str, message: str) -> None:
-    """Tells the other ranks why, where nobody has failed before and the exchange can be reached."""
-    value = json.dumps({"kind": kind, "message": message, "rank": gang.rank}).encode()
+def _report(exchange: Exchange, gang: GangParams, kind: str, message: str, lost: str = "") -> None:
+    """Tells the other ranks why, where nobody has failed before and the exchange can be reached. `lost`: the key of an
+    input that is gone."""
+    value = json.dumps({"kind": kind, "message": message, "rank": gang.rank, "lost": lost}).encode()
     with contextlib.suppress(ExchangeError):
         exchange.put_if_absent(f"{gang.prefix}failed", value, lifetime_s=KEYS_LIFETIME_S)
 
 
 def _reason(exchange: Exchange, gang: GangParams, error: Exception) -> Exception:
-    """What a rank ends with whose work broke off with `error`: the peer's reason, where one has said it."""
+    """What a rank ends with whose work broke off with `error`: the peer's reason, where one has said it; a peer that
+    cannot reach the exchange says nothing, and neither can this one."""
     key, first = f"{gang.prefix}failed", str(error).strip().splitlines()[0] if str(error).strip() else ""
-    with contextlib.suppress(ExchangeError):
+    try:
         if exchange.wait(key, REASON_S):
             told = json.loads(exchange.get(key))
-            kind = FatalError if told["kind"] == "fatal" else RetryableError
-            return kind(told["message"] if kind is FatalError else f"rank {told['rank']} failed: {told['message']}")
+            message = f"rank {told['rank']} failed: {told['message']}"
+            if told["kind"] == "fatal":
+                return FatalError(told["message"])
+            return NotFound(message, told["lost"]) if told["lost"] else RetryableError(message)
+    except Unavailable as away:
+        return away
+    except ExchangeError:
+        pass
     message = f"rank {gang.rank} of {gang.size}: {type(error).__name__}: {first}"
     _report(exchange, gang, "retryable", message)
     return RetryableError(message)

@@ -4,7 +4,9 @@ OrchestratorError
 ├── ConfigError        the job file            (exit code 2)
 ├── DataError          the data set            (exit code 2)
 ├── RunError           the run directory, or a job that cannot go on (exit code 1)
-│   └── Fenced         another orchestrator has taken the run over
+│   ├── Fenced         another orchestrator has taken the run over
+│   ├── Away           something that the job depends on does not answer: waited for (outages.py)
+│   └── ValueLost      a value of the step at work is gone: what made it is repeated (run/lost.py)
 └── CallFailed         a function's call failed for good (exit code 1)
 """
 
@@ -33,6 +35,23 @@ class RunError(OrchestratorError):
 
 class Fenced(RunError):
     """Another orchestrator holds the run: nothing that this one does counts any more."""
+
+
+class Away(RunError):
+    """Something that the job depends on does not answer, or has no room: it is waited for (outages.py)."""
+
+    def __init__(self, what: str, message: str) -> None:
+        super().__init__(message)
+        self.what = what
+        """For people, and the same whoever meets it: `s3://bucket/jobs at http://store:9000`."""
+
+
+class ValueLost(RunError):
+    """A value that a step needs has been written and is there no more."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class CallFailed(OrchestratorError):

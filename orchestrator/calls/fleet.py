@@ -4,6 +4,8 @@ async with fleet.stage("reward", replicas=2) as stage:     2 wanted from the fir
     async for event in stage.call(call): ...
     stage.no_more()                                        from here on, no more replicas than open calls
                                                            closed: none, unless the function is kept
+While something is away that the job needs (base/outages.py), what is idle is let go: no more replicas than calls that
+work, none for those that wait.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from functions.base.wire import Call, Event
+from orchestrator.base.outages import Outages
 from orchestrator.calls.gang import invoke_gang
 from orchestrator.calls.invoke import Invoker
 from orchestrator.planner.base import CallObservation
@@ -32,6 +35,8 @@ class Stage:
     began_s: float | None = None
     """When its first call was made."""
     open_calls: int = 0
+    idle_calls: int = 0
+    """Of the open calls, those that wait for what is away."""
     more: bool = True
     at_least: int = 0
     """Replicas that stay for calls that are not made yet, after `no_more`."""
@@ -44,6 +49,8 @@ class Stage:
         """Nothing before the first call; `replicas` while more calls may come; then one for each open call."""
         if self.began_s is None:
             return 0
+        if self.fleet.outages.long:
+            return min(self.replicas, self.open_calls - self.idle_calls)
         return self.replicas if self.more else min(self.replicas, max(self.open_calls, self.at_least))
 
     def expect(self, calls: int, *, then: int) -> None:
@@ -59,7 +66,9 @@ class Stage:
         """The call's events, exactly once each, over as many attempts as it takes. Raises CallFailed."""
         async with self._open(1):
             observe = self.observations.append
-            async for event in self.fleet.invoker.invoke(self.function, call, observe=observe, within=self.span):
+            async for event in self.fleet.invoker.invoke(
+                self.function, call, observe=observe, within=self.span, idle=lambda: self._idle(1)
+            ):
                 yield event
 
     async def gang(self, call: Call) -> Event:
@@ -70,7 +79,7 @@ class Stage:
         async with self._open(self.replicas):
             return await invoke_gang(
                 self.fleet.invoker, self.function, call, self.replicas, observe=self.observations.append,
-                within=self.span,
+                within=self.span, idle=lambda: self._idle(self.replicas),
             )  # fmt: skip
 
     @asynccontextmanager
@@ -85,6 +94,17 @@ class Stage:
             yield
         finally:
             self.open_calls -= calls
+            await asyncio.shield(self.fleet.settle(self.function))
+
+    @asynccontextmanager
+    async def _idle(self, calls: int) -> AsyncIterator[None]:
+        """So many open calls wait: they want no replica once that has gone on for a while, but one as they go on."""
+        self.idle_calls += calls
+        await self.fleet.settle(self.function)
+        try:
+            yield
+        finally:
+            self.idle_calls -= calls
             await asyncio.shield(self.fleet.settle(self.function))
 
 
@@ -103,6 +123,11 @@ class Fleet:
         self._begun: set[str] = set()
         self._scaled: dict[str, int] = {}
         self._scaling: dict[str, asyncio.Lock] = {}
+        invoker.outages.changed = self._settle_all
+
+    @property
+    def outages(self) -> Outages:
+        return self.invoker.outages
 
     @asynccontextmanager
     async def stage(self, function: str, replicas: int) -> AsyncIterator[Stage]:
@@ -151,8 +176,12 @@ class Fleet:
         async with self._scaling.setdefault(function, asyncio.Lock()):
             asked = sum(stage.wanted for stage in self._stages.get(function, ()))
             limit = max((stage.replicas for stage in self._stages.get(function, ())), default=0)
-            held = (self._kept, self._warm, self._warm_next)
-            wanted = max(min(asked, limit), *(replicas.get(function, 0) for replicas in held))
+            held = () if self.outages.long else (self._kept, self._warm, self._warm_next)
+            wanted = max(min(asked, limit), *(replicas.get(function, 0) for replicas in held), 0)
             if self._scaled.get(function, 0) != wanted:
                 self._scaled[function] = wanted
                 await self.platform.scale(function, wanted)
+
+    async def _settle_all(self) -> None:
+        for name in {*self._scaled, *self._kept, *self._stages}:
+            await self.settle(name)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 
 from opentelemetry.trace import Span
 
 from functions.base.wire import Call, Event
-from orchestrator.calls.invoke import Invoker
+from orchestrator.base.errors import Away
+from orchestrator.calls.invoke import Idle, Invoker
 from orchestrator.planner.base import CallObservation
 from orchestrator.platforms.base import CallLost
 
@@ -36,19 +37,26 @@ def rank_calls(call: Call, size: int, attempt: str) -> list[Call]:
 
 async def invoke_gang(
     invoker: Invoker, function: str, call: Call, size: int, *, observe: Callable[[CallObservation], None],
-    within: Span | None = None,
+    within: Span | None = None, idle: Idle = nullcontext,
 ) -> Event:  # fmt: skip
     """Rank 0's `done`, when all ranks are done; `observe` gets the measures of each rank of the attempt that was whole.
 
-    Raises CallFailed where a rank failed for good, and for one attempt too many.
+    Raises CallFailed where a rank failed for good, and for one attempt too many; ValueLost and RunError as `invoke`.
     """
     dice, failures = invoker.dice(call), 0
-    while True:
-        try:
-            return await _attempt(invoker, function, rank_calls(call, size, secrets.token_hex(6)), observe, within)
-        except CallLost as error:
-            failures += 1
-            await invoker.pause(function, call, failures, str(error), dice)
+    async with invoker.outages.waiting() as wait:
+        while True:
+            try:
+                ranks = rank_calls(call, size, secrets.token_hex(6))
+                done = await _attempt(invoker, function, ranks, observe, within)
+                await wait.over()
+                return done
+            except Away as away:
+                async with idle():
+                    await wait.until(away, invoker.probe)
+            except CallLost as error:
+                failures += 1
+                await invoker.pause(function, call, failures, str(error), dice)
 
 
 async def _attempt(
@@ -68,8 +76,8 @@ async def _attempt(
     try:
         async with asyncio.TaskGroup() as tasks:
             working = [tasks.create_task(one(call)) for call in ranks]
-    except ExceptionGroup as failed:  # one that is not to be repeated, where there is one
-        raise min(failed.exceptions, key=lambda error: isinstance(error, CallLost)) from None
+    except ExceptionGroup as failed:  # one that is not to be repeated, where there is one; then one that is no attempt
+        raise min(failed.exceptions, key=lambda error: (isinstance(error, CallLost), isinstance(error, Away))) from None
     for observation in measured:
         observe(observation)
     return working[0].result()

@@ -6,23 +6,25 @@
 A repeated call sends what earlier attempts recorded again, under the same refs (functions/server/attempt.py); what has
 been yielded is not yielded again. An attempt is lost when its stream ends without its last line, or is silent for
 longer than the heartbeat allows. Lost attempts and retryable errors are tried again after a pause that doubles; the
-number of attempts counts from the last one that brought something new.
+number of attempts counts from the last one that brought something new. An attempt that could not reach the store is
+none: the store is waited for (base/outages.py), and while it is, the call wants no replica.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Literal, cast
 
 from opentelemetry.trace import Span
 
-from functions.base.wire import Call, Event, Ref
+from functions.base.wire import Call, Event, Ref, made_in_a_step
 from functions.call.meter import Told
-from orchestrator.base.errors import CallFailed
+from orchestrator.base.errors import Away, CallFailed, ValueLost
+from orchestrator.base.outages import Outages
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.tracing import Tracing
 from orchestrator.planner.base import CallObservation
@@ -31,6 +33,12 @@ from orchestrator.platforms.base import CallLost, Platform
 CUT_LIFETIME_S = 86400.0
 Ended = Callable[[str, Literal["done", "lost", "failed"], CallObservation | None], None]
 """Hears of a function, how an attempt at a call of it has ended, and what one that is done took."""
+Idle = Callable[[], AbstractAsyncContextManager[None]]
+"""Entered for as long as a call waits for what is away."""
+
+
+async def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class Timeouts:
 
 class Invoker:
     """Calls functions of one platform. `seed` fixes the jitter of the pauses; `note` hears of every retry, `ended` of
-    every attempt's end."""
+    every attempt's end. `probe` raises Away while the orchestrator itself cannot reach what functions need."""
 
     def __init__(
         self,
@@ -71,43 +79,54 @@ class Invoker:
         note: Callable[[str], None] = lambda _message: None,
         tracing: Tracing | None = None,
         ended: Ended = lambda _function, _outcome, _observation: None,
+        outages: Outages | None = None,
+        probe: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
         self.platform, self.retry, self.timeouts, self.seed, self.note = platform, retry, timeouts, seed, note
         self.tracing = tracing or Tracing()
         self.ended = ended
+        self.outages, self.probe = outages or Outages(seed=seed), probe
 
     async def invoke(
         self, function: str, call: Call, *, observe: Callable[[CallObservation], None] = lambda _observation: None,
-        within: Span | None = None,
+        within: Span | None = None, idle: Idle = nullcontext,
     ) -> AsyncGenerator[Event, None]:  # fmt: skip
         """The call's events: `samples` and `cut` once each, `done` last; `started`, `progress` as attempts send them.
 
         `observe` gets the measures of the attempt that brought `done`. Raises CallFailed for a fatal error and for one
-        attempt too many; PlatformError as the platform does. Closing the iterator cancels the call.
+        attempt too many, ValueLost for an input that is gone, RunError for an outage without end; PlatformError as the
+        platform does. Closing the iterator cancels the call.
         """
         dice = self.dice(call)
         seen: set[Ref] = set()
         failures = 0
-        while True:
-            known = len(seen)
-            try:
-                async with aclosing(self.attempt(function, call, observe=observe, within=within)) as events:
-                    async for event in events:
-                        if event.kind in ("samples", "cut") and event.ref is not None:
-                            if event.ref in seen:
-                                continue
-                            seen.add(event.ref)
-                        yield event
-                return
-            except CallLost as error:
-                failures = 1 if len(seen) > known else failures + 1
-                await self.pause(function, call, failures, str(error), dice)
+        async with self.outages.waiting() as wait:
+            while True:
+                known = len(seen)
+                try:
+                    async with aclosing(self.attempt(function, call, observe=observe, within=within)) as events:
+                        async for event in events:
+                            if event.kind in ("samples", "cut") and event.ref is not None:
+                                if event.ref in seen:
+                                    continue
+                                seen.add(event.ref)
+                            if event.kind in ("samples", "cut", "done"):
+                                await wait.over()
+                            yield event
+                    return
+                except Away as away:
+                    async with idle():
+                        await wait.until(away, self.probe)
+                except CallLost as error:
+                    failures = 1 if len(seen) > known else failures + 1
+                    await self.pause(function, call, failures, str(error), dice)
 
     async def attempt(
         self, function: str, call: Call, *, observe: Callable[[CallObservation], None] = lambda _observation: None,
         within: Span | None = None,
     ) -> AsyncGenerator[Event, None]:  # fmt: skip
-        """The events of one attempt; `done` is the last. Raises CallLost where another may succeed, else CallFailed."""
+        """The events of one attempt; `done` is the last. Raises CallLost where another may succeed, Away where it may
+        once something is back, ValueLost for an input that is gone, else CallFailed."""
         attempt, span = _Attempt(function, call), self.tracing.attempt(function, call, within)
         try:
             async with aclosing(self._events(function, span.call)) as events:
@@ -128,8 +147,12 @@ class Invoker:
             reason = str(attempt.error.get("message", "no message"))
             if attempt.error.get("kind") == "fatal":
                 raise CallFailed(f"{function}, call {call.id}: {reason}")
+            if "away" in attempt.error:
+                raise Away(str(attempt.error["away"]), f"{function}, call {call.id}: {reason}")
+            if made_in_a_step(lost := str(attempt.error.get("lost", ""))):
+                raise ValueLost(lost, f"{function}, call {call.id}: {reason}")
             raise CallLost(reason)
-        except (CallFailed, CallLost) as error:
+        except (Away, CallFailed, CallLost, ValueLost) as error:
             span.end(attempt.replica, str(error))
             self.ended(function, "failed" if isinstance(error, CallFailed) else "lost", None)
             raise

@@ -194,8 +194,8 @@ class LimitsConfig(Section):
     """A call that is silent for longer is taken for lost."""
     attempts: int = Field(4, ge=1)
     """Tries of one call before the job stops."""
-    store_s: float = Field(60.0, ge=0)
-    """How long to wait for an exchange that is away before the job stops."""
+    outage_s: float = Field(1800.0, ge=0)
+    """How long what the job depends on (the exchange, the cluster's API) may be away before the job stops."""
 
 
 class CheckpointConfig(Section):

@@ -14,23 +14,26 @@ from contextlib import suppress
 import httpx
 
 from functions.base.wire import Event, WireError
+from orchestrator.base.errors import Away
 from orchestrator.platforms.base import CallLost, PlatformError
 
 END_S = 1.0
 
 
 async def stream(
-    client: httpx.AsyncClient, request: httpx.Request, what: str, *, lost: Container[int]
+    client: httpx.AsyncClient, request: httpx.Request, what: str, *, lost: Container[int], away: str = ""
 ) -> AsyncGenerator[Event, None]:
     """The events, to `done` or `error`. Raises CallLost, also for the statuses in `lost`; PlatformError for others.
 
-    `what` names the call in messages.
+    `what` names the call in messages; `away` what is away where nobody takes the connection (Away; empty: CallLost).
     """
     if client.is_closed:  # httpx would raise RuntimeError
         raise CallLost(f"{what} was not sent: the platform is closed")
     try:
         response = await client.send(request, stream=True)
     except httpx.TransportError as error:
+        if away and isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            raise Away(away, f"{what}: {error or type(error).__name__}") from error
         raise CallLost(f"{what}: {error or type(error).__name__}") from error
     try:
         if response.status_code != 200:

@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from functions.exchange.base import Exchange, ExchangeError
+from functions.exchange.base import Exchange, ExchangeError, Unavailable
 from functions.exchange.open import open_exchange
-from orchestrator.base.errors import ConfigError, RunError
+from orchestrator.base.errors import Away, ConfigError, RunError
 from orchestrator.job.config import JobConfig, dump_job, load_job
 from orchestrator.run.identity import JOURNAL, RunIdentity, delete_held, may_change
 
@@ -120,12 +120,15 @@ class RunDirectory:
         return str(path.parent), path.name
 
     def open_exchange(self, job: JobConfig) -> Exchange:
-        """Raises ConfigError for a URL or name that cannot be one, RunError for a store that cannot be used."""
+        """Raises ConfigError for a URL or name that cannot be one, Away for a store that does not answer, RunError for
+        one that cannot be used."""
         url, root = self.exchange(job)
         try:
             return open_exchange(url, root)
         except ValueError as error:
             raise ConfigError(f"exchange.url: {error}") from error
+        except Unavailable as error:
+            raise Away(error.store, f"exchange {url}: {error}") from error
         except ExchangeError as error:
             raise RunError(f"exchange {url}: {error}") from error
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from functions.base.wire import Json
 from orchestrator.base.errors import RunError
+from orchestrator.base.outages import Outages
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.job.config import JobConfig
 from orchestrator.job.data import Cursor
@@ -31,7 +32,7 @@ _START = "planner/start_s/"
 def finished_steps(run: RunDirectory, source: PromptSource) -> list[PastStep]:
     """Raises RunError where the run has no finished step, or was of other data."""
     job = run.job
-    records = asyncio.run(_records(AsyncExchange(run.open_exchange(job), patience_s=0.0)))
+    records = asyncio.run(_records(AsyncExchange(run.open_exchange(job), outages=Outages(0.0))))
     if len(records) > 1 and records[0].history["data"] != source.digest:
         raise RunError(f"{run.path}: was trained on other data than this job's: its lengths say nothing here")
     found = recorded_steps(job, run.path / "trace.json", records, source)

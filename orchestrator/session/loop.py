@@ -11,7 +11,8 @@
 
 One step at a time, in one task; a step's stages run side by side in tasks of the step's TaskGroup: the first failure
 ends them all, and nothing of the step is committed. A crash anywhere loses at most the step: `resume` finds the last
-record, and the results of the calls that had ended.
+record, and the results of the calls that had ended. A step whose values the store has lost (Redis emptied) is begun
+again at once, and only what is gone is made again (run/lost.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 from functions.base.wire import Version
 from functions.call.train_params import TrainParams
-from orchestrator.base.errors import RunError
+from orchestrator.base.errors import RunError, ValueLost
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
 from orchestrator.calls.tracing import Tracing
@@ -36,12 +37,16 @@ from orchestrator.recipes.settings import job_models, recipe_options
 from orchestrator.run import versions as model_versions
 from orchestrator.run.journal import Journal, Record
 from orchestrator.run.ledger import Cost
+from orchestrator.run.lost import forget_lost
 from orchestrator.session.plan_request import plan_request
 from orchestrator.step.context import Context, Execution
 from orchestrator.step.dataflow import StageTime, StepReport
 from orchestrator.step.plan_clock import PlanClock
 from orchestrator.step.preload import Preload
 from orchestrator.step.step import Step
+
+LOSSES = 5
+"""A step that loses values more often fails."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +93,11 @@ class Loop:
         """Steps until the job's last. Raises the first failure, with nothing of the failed step committed."""
         if self.journal.last is None:
             with self.tracing.span("step", {"rlhf.step": 0}):
-                await self._commit_start()
+                await self._until_whole(0, self._commit_start)
         self.prompts.check_unchanged(self.last.history)
         while len(self.journal.records) <= self.job.steps:
             with self.tracing.span("step", {"rlhf.step": len(self.journal.records)}):
-                await self._step(len(self.journal.records))
+                await self._until_whole(len(self.journal.records), self._step)
         await self.fleet.keep((), lambda _name: 0)
 
     @property
@@ -105,7 +110,24 @@ class Loop:
         assert last is not None, "step 0 is committed before anything reads it"
         return last
 
-    async def _commit_start(self) -> None:
+    async def _until_whole(self, number: int, step: Callable[[int, int], Awaitable[None]]) -> None:
+        """The step, begun again when values of it are lost; the failure of its last try. `step` gets the number and how
+        often it was begun before."""
+        for again in range(LOSSES + 1):
+            lost: list[ValueLost] = []
+            try:
+                await step(number, again)
+                return
+            except* ValueLost as losses:
+                if again == LOSSES:
+                    raise
+                lost += _leaves(losses)
+            calls = await forget_lost(self.store, number)
+            self.fleet.invoker.note(
+                f"step {number}: begun again, as {lost[0].key} is gone; results of {calls} calls are made again"
+            )
+
+    async def _commit_start(self, number: int, again: int) -> None:
         """Step 0: the models that the job starts from, the first validation."""
         start_s, before = now_s(), self.cost()
         versions = await model_versions.import_models(self.store, self.job, job_models(self.recipe, self.settings))
@@ -114,11 +136,11 @@ class Loop:
         report = StepReport()
         if self.job.validate_every and self.job.validation.at_start:
             with self.tracing.span("validate"):
-                await self._validate(0, versions, plan, report)
+                await self._validate(number, again, versions, plan, report)
         with self.tracing.span("commit"):
             await self._commit(versions, Cursor.start(self.job.seed), report, plan, start_s, before)
 
-    async def _step(self, number: int) -> None:
+    async def _step(self, number: int, again: int) -> None:
         start_s, before = now_s(), self.cost()
         await self.preload.announce(self.last.versions)
         draw = Draw(self.prompts, Cursor.from_json(self.last.history["cursor"]), self.job.data.prompts_per_step)
@@ -129,7 +151,7 @@ class Loop:
         async with asyncio.TaskGroup() as prewarming:
             async with asyncio.TaskGroup() as tasks:
                 clock = PlanClock(start_s, plan.generated_s)
-                context = Context(self.execution, number, prompts, plan, versions, clock, tasks)
+                context = Context(self.execution, number, prompts, plan, versions, clock, tasks, again)
                 starts = [prewarming.create_task(start) for start in self._prewarm(context)]
                 await self.recipe.dataflow(Step(context, draw.next))
             for start in starts:
@@ -143,7 +165,7 @@ class Loop:
         )
         if self._validates(number):  # no part of the step that was planned
             with self.tracing.span("validate"):
-                await self._validate(number, versions, plan, report)
+                await self._validate(number, again, versions, plan, report)
         with self.tracing.span("commit"):
             await self._commit(versions, draw.cursor, report, plan, start_s, before)
 
@@ -165,13 +187,15 @@ class Loop:
     def _plan(self, prompts: PromptSet, number: int) -> StepPlan:
         return self.planner.plan(plan_request(self.job, number, prompts, self.limits, self.settings))
 
-    async def _validate(self, number: int, versions: Mapping[str, Version], plan: StepPlan, report: StepReport) -> None:
+    async def _validate(
+        self, number: int, again: int, versions: Mapping[str, Version], plan: StepPlan, report: StepReport
+    ) -> None:
         """Greedy (or as [validation] says) responses to the held-out prompts, scored by the job's scorer."""
         start_s = now_s()
         held_out, config = self.prompts.validation(), self.job.validation
         async with asyncio.TaskGroup() as tasks:
             nothing, clock = PromptSet([], []), PlanClock(start_s, None)
-            context = Context(self.execution, number, nothing, plan, versions, clock, tasks)
+            context = Context(self.execution, number, nothing, plan, versions, clock, tasks, again)
             step = Step(context, no_more_prompts)
             samples = step.generate(held_out, n=config.n, temperature=config.temperature, name="validate")
             columns = step.reward(samples, held_out, name="validate_reward")
@@ -212,6 +236,10 @@ class Loop:
 
 def now_s() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _leaves(group: BaseExceptionGroup[ValueLost]) -> list[ValueLost]:
+    return [leaf for e in group.exceptions for leaf in (_leaves(e) if isinstance(e, BaseExceptionGroup) else [e])]
 
 
 def no_more_prompts() -> PromptSet:

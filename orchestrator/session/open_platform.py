@@ -40,4 +40,7 @@ def open_platform(job: JobConfig, exchange: str, root: str, *, run: str, log_dir
     from orchestrator.platforms.knative.manifests import JobContext
     from orchestrator.platforms.knative.platform import KnativePlatform
 
-    return KnativePlatform(JobContext(job.name, exchange, root, job.limits.call_s, job.platform.knative, run))
+    limits = job.limits
+    return KnativePlatform(
+        JobContext(job.name, exchange, root, limits.call_s, job.platform.knative, run, limits.outage_s)
+    )

@@ -58,10 +58,12 @@ class Recorder:
 
     def __init__(
         self, job: JobConfig, path: Path, store: AsyncExchange, records: Sequence[Record], platform: Platform,
-        specs: Sequence[FunctionSpec], view: View, events: EventLog,
+        specs: Sequence[FunctionSpec], view: View, events: EventLog, waiting: Callable[[], str] = str,
     ) -> None:  # fmt: skip
         self._job, self._path, self._store, self._records = job, path, store, records
         self._platform, self._specs, self._view, self._events = platform, specs, view, events
+        self._waiting = waiting
+        """What the job waits for at this moment, in one line."""
         self._begun_s = asyncio.get_running_loop().time()
         self._fleet: Fleet | None = None
         self._unwritten: list[str] = []
@@ -248,7 +250,7 @@ class Recorder:
             cost_usd=books.usd,
             serverful_usd=total(books.serverful).usd,
             left_s=time_left_s(step, self._job.steps, curves.step_s),
-            note=self._noted if now_s < self._noted_s + NOTE_S else "",
+            note=self._waiting() or (self._noted if now_s < self._noted_s + NOTE_S else ""),
         )
 
 

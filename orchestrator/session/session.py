@@ -6,14 +6,18 @@ run directory --lock--> lease (epoch) --> journal --> platform --> loop --> mode
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from functions.call.train_params import TrainParams
+from functions.exchange.base import Exchange
 from orchestrator.base.errors import RunError, Stopped
+from orchestrator.base.outages import Outages
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
 from orchestrator.calls.invoke import Invoker, RetryPolicy, Timeouts
@@ -38,9 +42,11 @@ from orchestrator.session.job_planner import job_planner
 from orchestrator.session.loop import Loop
 from orchestrator.session.open_platform import check_platform, open_platform
 from orchestrator.session.recorder import Recorder
-from orchestrator.session.view import View
+from orchestrator.session.view import Snapshot, View
 from orchestrator.telemetry.open_sinks import check_sinks
 from orchestrator.telemetry.otlp import check_exporter, open_tracing
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,8 @@ async def execute(run: Run, view: View) -> Path:
 
 async def _execute(run: Run, view: View, events: EventLog) -> Path:
     job, path, specs = run.job, run.directory.path, run.prepared.specs
-    store = AsyncExchange(run.directory.open_exchange(job), patience_s=job.limits.store_s)
+    outages = Outages(job.limits.outage_s, note=partial(told_early, job, view, events), seed=job.seed)
+    store = AsyncExchange(await open_store(run.directory, job, outages), outages=outages)
     identity = run.directory.identity(job)
     epoch = await take_lease(store.durable, identity, f"{os.uname().nodename} {os.getpid()}")
     journal = await Journal.open(store.durable, identity)
@@ -122,7 +129,8 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
     if job.platform.kind == "knative":
         sent, settings = await carry(store, job, settings)
     platform = open_platform(job, *run.directory.exchange(job), run=identity.id, log_dir=path / "logs")
-    recorder = Recorder(job, path, store, journal.records, platform, specs, view, events)
+    recorder = Recorder(job, path, store, journal.records, platform, specs, view, events, outages.line)
+    outages.note = recorder.note
     with open_tracing(job, recorder.note) as tracing:
         invoker = Invoker(
             platform,
@@ -132,6 +140,8 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
             note=recorder.note,
             tracing=tracing,
             ended=recorder.counts.call_ended,
+            outages=outages,
+            probe=store.reachable,
         )
         fleet = Fleet(platform, invoker)
         planner = run.planner or job_planner(job, specs)
@@ -157,13 +167,31 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
             for line in run.prepared.source.dropped:
                 recorder.note(line)
             try:
-                await platform.deploy(specs)
+                await outages.bridge(lambda: platform.deploy(specs))
                 await loop.run()
             except Unmet as error:
                 raise RunError(f"planner: {error}") from None
             finally:
                 await platform.close()
         return await export(store, journal.records[-1].versions["actor"], path / "model")
+
+
+async def open_store(directory: RunDirectory, job: JobConfig, outages: Outages) -> Exchange:
+    """The job's exchange, as soon as it answers."""
+
+    async def opened() -> Exchange:
+        return await asyncio.to_thread(directory.open_exchange, job)
+
+    return await outages.bridge(opened)
+
+
+def told_early(job: JobConfig, view: View, events: EventLog, message: str) -> None:
+    """What is worth knowing before there is a recorder."""
+    view.changed(Snapshot(job.name, job.recipe, max(0, events.last_step), job.steps, 0.0, note=message))
+    try:
+        events.append("note", {"message": message})
+    except RunError:
+        log.warning("%s", message)
 
 
 def check_complete(journal: Journal, events: EventLog, path: Path, from_step: int | None) -> None:

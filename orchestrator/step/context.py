@@ -49,6 +49,8 @@ class Context:
     clock: PlanClock
     tasks: asyncio.TaskGroup
     """Of the step: the first failure in it ends them all."""
+    again: int = 0
+    """How often this execution has begun the step before, and lost values of it (run/lost.py)."""
     report: StepReport = field(default_factory=StepReport)
     """Where its stages write what they leave behind."""
 

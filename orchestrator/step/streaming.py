@@ -85,4 +85,5 @@ class Streamer:
         part = FeedPart(self._sample_refs, self._column_refs, sorted(self._whole), dropped, identity)
         key, self._number = f"{self.prefix}{self._number:06d}", self._number + 1
         self._sample_refs, self._column_refs, self._whole = [], [], []
-        await self.store.put(key, json.dumps(part.to_json()).encode(), lifetime_s=self.lifetime_s)
+        data = json.dumps(part.to_json()).encode()
+        await self.store.put_if_absent(key, data, lifetime_s=self.lifetime_s)  # outlives Redis: its reader waits for it

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from functions.base.wire import Call, Event, Json, Ref, Version
+from functions.base.wire import CALLS, Call, Event, Json, Ref, Version
 from functions.call.train_params import TrainParams
 from orchestrator.calls.fleet import Stage
 from orchestrator.job.roles import TRAINERS
@@ -80,7 +80,8 @@ class Training:
         """The `done` of a call that starts while generation goes on."""
         context, plan = self.context, self.context.plan
         deterministic = context.job.deterministic
-        prefix = f"calls/s{context.number:06d}.{self.function}.{self.model}.e{context.execution.epoch}.feed/"
+        name = f"s{context.number:06d}.{self.function}.{self.model}.e{context.execution.epoch}"
+        prefix = f"{CALLS}{name}{f'.again{context.again}' if context.again else ''}.feed/"  # a feed never changes
         streamer = Streamer(
             context.store, prefix, self.rollouts[0], self.columns,
             part=plan.stream_part, lifetime_s=context.job.exchange.lifetime_s,

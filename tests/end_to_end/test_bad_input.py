@@ -112,5 +112,5 @@ def test_two_orchestrators_on_one_run(broken: Job) -> None:
 
 
 def test_a_store_that_is_away(broken: Job) -> None:
-    line = refused(broken, "exchange.url=redis://127.0.0.1:1/0", "limits.store_s=1")
+    line = refused(broken, "exchange.url=redis://127.0.0.1:1/0", "limits.outage_s=1")
     assert "127.0.0.1:1" in line

@@ -238,9 +238,10 @@ rgw_frontends = beast endpoint={LOOPBACK}:{port} tcp_nodelay=1
 
 
 class BadS3:
-    """Before `server`: "refuses" answers 501 to a put with If-None-Match; "ignores" passes it on without the header."""
+    """Before `server`: "refuses" answers 501 to a put with If-None-Match; "ignores" passes it on without the header;
+    "full" answers 507 to every put."""
 
-    def __init__(self, server: S3Server, how: Literal["refuses", "ignores"]) -> None:
+    def __init__(self, server: S3Server, how: Literal["refuses", "ignores", "full"]) -> None:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
@@ -249,6 +250,9 @@ class BadS3:
                 conditional = self.headers.get("If-None-Match") is not None
                 if conditional and how == "refuses":
                     self.answer(501, {}, b"<Error><Code>NotImplemented</Code><Message>If-None-Match</Message></Error>")
+                    return
+                if how == "full" and self.command == "PUT":
+                    self.answer(507, {}, b"<Error><Code>XMinioStorageFull</Code><Message>no room</Message></Error>")
                     return
                 headers = {k: v for k, v in self.headers.items() if k.lower() not in ("if-none-match", "expect")}
                 upstream = http.client.HTTPConnection(LOOPBACK, server.port, timeout=100)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from functions.exchange import directory
-from functions.exchange.base import Corrupt, NotFound, Unavailable
+from functions.exchange.base import Corrupt, NotFound, Unavailable, Unsuitable
 from functions.exchange.directory import DirectoryExchange
 from functions.exchange.open import open_exchange
 from tests.exchange.conformance import Backend, Conformance, noise
@@ -70,7 +70,7 @@ def test_every_altered_byte_of_a_file_is_noticed(exchange: DirectoryExchange) ->
 
 FULL_DISK = """
 import sys
-from functions.exchange.base import Unavailable
+from functions.exchange.base import Full
 from functions.exchange.directory import DirectoryExchange
 exchange = DirectoryExchange(sys.argv[1])
 exchange.put("k", b"small")
@@ -78,7 +78,7 @@ for put in (exchange.put, exchange.put_if_absent):
     for key in ("k2", "f/k3"):
         try:
             put(key, [b"x" * 700_000] * 3)
-        except Unavailable as error:
+        except Full as error:
             print(error)
 exchange.put("k4", b"still works")
 print(exchange.list(""), sum(1 for path in exchange.root.rglob("*") if path.is_file()))
@@ -105,7 +105,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_written(tiny_disk: Path) ->
     )
     *refusals, rest = run.stdout.splitlines()
     assert [line.split(":")[0] for line in refusals] == ["k2", "f/k3"] * 2
-    assert all("the disk is full" in line for line in refusals)
+    assert all("is full (No space left on device)" in line and "checkpoints.keep" in line for line in refusals)
     assert rest == "['k', 'k4'] 3"  # and the lock
 
 
@@ -170,7 +170,7 @@ def test_a_key_is_not_both_value_and_folder(exchange: DirectoryExchange) -> None
 def test_bad_places_get_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for url in (str(tmp_path / "file"), f"dir://{tmp_path}/file/below", "/proc/nothing/here"):
-        with pytest.raises(Unavailable, match="cannot be used as an exchange") as caught:
+        with pytest.raises(Unsuitable, match="cannot be used as an exchange") as caught:
             open_exchange(url, "job")
         assert "\n" not in str(caught.value)
 

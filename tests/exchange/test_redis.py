@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from functions.exchange.base import NotFound, Unavailable, Unsuitable
+from functions.exchange.base import Full, NotFound, Unsuitable
 from functions.exchange.open import open_exchange
 from functions.exchange.redis import RedisExchange
 from tests.exchange.conformance import Backend, Conformance, noise
@@ -91,11 +91,13 @@ def test_evicted_bytes_are_absent_not_corrupt(exchange: RedisExchange) -> None:
 
 
 @pytest.mark.parametrize("size", [20_000, 8 << 20])
-def test_no_room_is_unavailable_and_writes_nothing(exchange: RedisExchange, size: int) -> None:
+def test_no_room_is_told_and_nothing_is_written(exchange: RedisExchange, size: int) -> None:
     exchange.put("warm", b"")
     exchange.client.config_set("maxmemory", 1)
     for put in (exchange.put, exchange.put_if_absent):
-        with pytest.raises(Unavailable, match=r"^x: Redis .*no room \(maxmemory\)"):
+        with pytest.raises(
+            Full, match=r"^x: Redis .* is full \(maxmemory\); nothing was written: make room by deleting"
+        ):
             put("x", noise(size))
     assert exchange.list("x") == []
     exchange.client.config_set("maxmemory", 0)

@@ -9,7 +9,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from functions.exchange.base import Corrupt, Unavailable, Unsuitable, checksum
+from functions.exchange.base import Corrupt, Full, Unavailable, Unsuitable, checksum
 from functions.exchange.open import open_exchange
 from functions.exchange.s3 import S3Exchange
 from tests.exchange.conformance import Backend, Conformance, noise
@@ -200,6 +200,20 @@ def test_a_store_with_bad_conditional_puts_is_refused(
     try:
         with pytest.raises(Unsuitable, match=message):
             open_exchange(f"s3://bucket/bad-{how}?endpoint={proxy.endpoint}", "job")
+    finally:
+        proxy.stop()
+
+
+def test_a_full_store_is_told_from_one_that_is_away(moto_server: MotoServer, credentials: Credentials) -> None:
+    """At its opening; and so that the line says what can be deleted."""
+    credentials(moto_server)
+    proxy = BadS3(moto_server, "full").start()
+    try:
+        with pytest.raises(
+            Full, match=r"full \(XMinioStorageFull\); nothing was written: make room by deleting"
+        ) as caught:
+            open_exchange(f"s3://bucket/full?endpoint={proxy.endpoint}", "job")
+        assert caught.value.store == f"s3://bucket/full/ at {proxy.endpoint}"
     finally:
         proxy.stop()
 

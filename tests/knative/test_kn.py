@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.base.outages import Outages
 from orchestrator.platforms.base import PlatformError
+from orchestrator.platforms.knative.platform import KnativePlatform
 from tests.knative.conftest import Start
-from tests.knative.test_platform import answer, count, knative, run
+from tests.knative.test_platform import COUNT, FAST, answer, context, count, knative, run
+from tests.support.waiting import eventually
 
 KN = """#!{python}
 import argparse, json, os, sys, urllib.request
@@ -71,3 +74,25 @@ def test_what_kn_refuses_is_told(with_kn: Start, monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(0)
 
     run(test())
+
+
+def test_a_webhook_that_is_away_is_waited_for(with_kn: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    plane = with_kn()
+    away = 'Internal error occurred: failed calling webhook "webhook.serving.knative.dev": connection refused'
+    monkeypatch.setenv("KN_REFUSES", away)
+    notes: list[str] = []
+
+    async def test() -> None:
+        platform = KnativePlatform(context(plane), timing=FAST)
+        try:
+            deploying = asyncio.create_task(Outages(note=notes.append).bridge(lambda: platform.deploy([COUNT])))
+            await eventually(lambda: bool(notes))
+            monkeypatch.delenv("KN_REFUSES")
+            await deploying
+            await platform.scale("count", 1)
+            assert (await answer(platform, count("a")))[-1].kind == "done"
+        finally:
+            await platform.close()
+
+    run(test())
+    assert "failed calling webhook" in notes[0]

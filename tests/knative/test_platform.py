@@ -16,6 +16,8 @@ import pytest
 
 from functions.base.wire import Call, Event
 from functions.exchange.directory import DirectoryExchange
+from orchestrator.base.errors import Away
+from orchestrator.base.outages import Outages
 from orchestrator.calls.invoke import Invoker, Timeouts
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
 from orchestrator.platforms.config import KnativeConfig
@@ -86,6 +88,48 @@ class TestKnative(Conformance):
         async with knative(self.plane, spec) as platform:
             end = lambda call: exchange.put(call.cut_key, b"cut")  # noqa: E731
             yield Bench(platform, spec, lambda name: count(name, 1, pause_s=60), end, kill)
+
+
+def test_an_api_that_is_away_at_deploy_is_waited_for(control_plane: Start) -> None:
+    plane = control_plane()
+    notes: list[str] = []
+
+    async def test() -> None:
+        outages = Outages(note=notes.append)
+        platform = KnativePlatform(context(plane), timing=FAST)
+        try:
+            plane.away = True
+            deploying = asyncio.create_task(outages.bridge(lambda: platform.deploy([COUNT])))
+            await eventually(lambda: len(notes) == 1)
+            plane.away = False
+            await deploying
+            await platform.scale("count", 1)
+            assert (await answer(platform, count("a")))[-1].kind == "done"
+            plane.away = True
+            with pytest.raises(Away, match="etcdserver: leader changed"):
+                await platform.deploy([COUNT])
+            plane.away = False
+        finally:
+            await platform.close()
+
+    run(test())
+    assert notes[0].startswith("waiting for the cluster's API")
+    assert "etcdserver: leader changed" in notes[0]
+    assert notes[1].startswith("the cluster's API is back")
+
+
+def test_calls_that_nobody_takes_are_no_lost_attempts(control_plane: Start) -> None:
+    """The ingress is gone, or its name is: told apart from a replica that died."""
+    plane = control_plane()
+
+    async def test() -> None:
+        async with knative(plane, ingress="http://127.0.0.1:9") as platform:
+            await platform.scale("count", 1)
+            with pytest.raises(Away) as caught:
+                await answer(platform, count("a"))
+            assert caught.value.what == "http://127.0.0.1:9"
+
+    run(test())
 
 
 def test_nothing_is_left_of_a_job_that_was_closed(control_plane: Start) -> None:

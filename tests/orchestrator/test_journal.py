@@ -9,6 +9,7 @@ import pytest
 from functions.base.wire import Json
 from functions.exchange.directory import DirectoryExchange
 from orchestrator.base.errors import Fenced, RunError
+from orchestrator.base.outages import Outages
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.job.config import parse_job
 from orchestrator.run.identity import FOLLOWED, RunIdentity, is_held_by, take_lease
@@ -16,7 +17,7 @@ from orchestrator.run.journal import Journal
 
 
 def store(path: Path) -> AsyncExchange:
-    return AsyncExchange(DirectoryExchange(str(path)), patience_s=1)
+    return AsyncExchange(DirectoryExchange(str(path)), outages=Outages(1))
 
 
 async def grow(path: Path, steps: int) -> Journal:

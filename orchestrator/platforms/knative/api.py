@@ -25,12 +25,17 @@ REQUEST_S = 30.0
 
 
 class ApiError(Exception):
-    """An answer other than 2xx."""
+    """An answer other than 2xx; `status` 0: none."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+
+    @property
+    def away(self) -> bool:
+        """The API, or a webhook behind it, does not answer or is overrun: another try may do. A refusal is 4xx."""
+        return self.status in (0, 429) or self.status >= 500
 
 
 class KubeApi:

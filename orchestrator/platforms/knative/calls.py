@@ -36,9 +36,9 @@ class Caller:
         return self._client.build_request(method, f"{base.rstrip('/')}{path}", json=body, headers=headers)
 
     def events(self, address: str, call: Call) -> AsyncGenerator[Event, None]:
-        """The events of one attempt, to `done` or `error`. Raises CallLost, PlatformError."""
+        """The events of one attempt, to `done` or `error`. Raises CallLost, PlatformError, Away."""
         request = self._request("POST", address, "/v1/call", call.to_json())
-        return stream(self._client, request, f"call {call.id} to {address}", lost=LOST)
+        return stream(self._client, request, f"call {call.id} to {address}", lost=LOST, away=self._ingress or address)
 
     async def wake(self, address: str, limit_s: float) -> bool:
         """One request that reaches a replica: without it min-scale does nothing on a Revision never yet active."""

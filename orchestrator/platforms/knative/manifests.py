@@ -62,6 +62,8 @@ class JobContext:
     config: KnativeConfig
     run: str = ""
     """The run's id."""
+    capacity_s: float | None = None
+    """How long a replica may wait for a node; None: as for any reason that may pass (Timing.pending_s)."""
 
     @property
     def secret(self) -> str:

@@ -15,16 +15,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
 from functions.base.wire import Call, Event
+from orchestrator.base.errors import Away
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError, Replica, Usage
 from orchestrator.platforms.knative import manifests
 from orchestrator.platforms.knative.api import ApiError, Json, KubeApi, core, serving
 from orchestrator.platforms.knative.calls import Caller
-from orchestrator.platforms.knative.kn import apply_service, find_kn, hint
+from orchestrator.platforms.knative.kn import CLUSTER, apply_service, find_kn, hint
 from orchestrator.platforms.knative.lease import Lease, LeaseLost
 from orchestrator.platforms.knative.scale import GRACE_S, Function, Scaler, Timing
 from orchestrator.platforms.knative.watch import Pods, PodWatch
@@ -50,6 +51,7 @@ class KnativePlatform:
         self._watch: PodWatch | None = None
         self._lease: Lease | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._deployed = False
         self._closed = False
 
     async def deploy(self, specs: Sequence[FunctionSpec]) -> None:
@@ -61,12 +63,18 @@ class KnativePlatform:
                 await lease.take()
                 self._lease = lease
                 self._spawn(self._keep_lease())
-                self._caller = Caller(self._config.ingress, await self._own_token(lease, specs))
-                self._watch = PodWatch(self._api, self._context, self._pods.apply)
-                await self._watch.ready()
-                self._spawn(self._watch.supervise())
-            await asyncio.gather(*(self._deploy(spec) for spec in specs))
+            if self._caller is None:
+                self._caller = Caller(self._config.ingress, await self._own_token(self._lease, specs))
+            if self._watch is None:
+                watch = PodWatch(self._api, self._context, self._pods.apply)
+                await watch.ready()
+                self._watch = watch
+                self._spawn(watch.supervise())
+            await _all(self._deploy(spec) for spec in specs)
+            self._deployed = True
         except ApiError as error:
+            if error.away:
+                raise Away(CLUSTER, f"deploying {self._context.job}: {error.message}") from error
             raise PlatformError(f"deploying {self._context.job}: {error.message}{hint(error.message)}") from error
 
     async def scale(self, function: str, replicas: int) -> None:
@@ -148,7 +156,8 @@ class KnativePlatform:
         return base64.b64decode(found["data"][manifests.TOKEN_KEY]).decode()
 
     async def _deploy(self, spec: FunctionSpec) -> None:
-        assert self._lease is not None, "taken before functions are deployed"
+        if self._lease is None:
+            raise Away(CLUSTER, f"deploying {self._context.job}: the lease ran out meanwhile")
         manifest = manifests.service(self._context, spec)
         manifest["metadata"] |= manifests.owned_by(self._lease.job)["metadata"]
         name = manifests.service_name(self._context.job, spec.name)
@@ -215,6 +224,12 @@ class KnativePlatform:
                 assert self._lease is not None, "taken before this task began"
                 await self._lease.renew()
             except LeaseLost:
+                if not self._deployed:  # the API was away: `deploy` is made again, and takes another
+                    self._lease, lost = None, self._caller
+                    self._caller = None
+                    if lost is not None:
+                        await lost.close()
+                    return
                 await self._redeploy()
             except ApiError:
                 continue
@@ -228,9 +243,9 @@ class KnativePlatform:
                 await lease.take()
                 self._lease = lease
                 self._caller.token = await self._own_token(lease, specs)
-                await asyncio.gather(*(self._deploy(spec) for spec in specs))
+                await _all(self._deploy(spec) for spec in specs)
                 return
-            except ApiError:
+            except (ApiError, Away):
                 await asyncio.sleep(self._timing.renew_s)
             except PlatformError as error:
                 for function in self._functions.values():
@@ -341,3 +356,14 @@ class KnativePlatform:
         if not task.cancelled() and (error := task.exception()) is not None:
             for function in self._functions.values():
                 function.fail(f"the Knative platform failed: {error!r}")
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """To the end of each, also where one fails: nothing of a deployment goes on beside its repetition. A failure that
+    is for good is raised before one that may pass."""
+    ended = await asyncio.gather(*works, return_exceptions=True)
+    failed = [error for error in ended if error is not None]
+    for error in sorted(
+        failed, key=lambda error: isinstance(error, Away) or (isinstance(error, ApiError) and error.away)
+    ):
+        raise error

@@ -109,6 +109,7 @@ class Scaler:
         wake: Callable[[Function, float], Awaitable[bool]], owner: Callable[[], Json],
     ) -> None:  # fmt: skip
         self._api, self._namespace, self._timing = api, context.config.namespace, timing
+        self._capacity_s = context.capacity_s
         self._secret = core(self._namespace, "secrets", context.secret)
         self._function, self._pods, self._wake = function, pods, wake
         self._owner = owner
@@ -304,7 +305,10 @@ class Scaler:
         for pod in live:
             if pod.reason is None:
                 continue
-            left_s = pod.reason_since_s + self._timing.pending_s - now_s()
+            patience_s = self._timing.pending_s
+            if pod.reason.kind == "Unschedulable" and self._capacity_s is not None:
+                patience_s = self._capacity_s
+            left_s = pod.reason_since_s + patience_s - now_s()
             restarts = pod.restarts >= self._timing.failed_starts
             if not pod.reason.patient or restarts or left_s <= 0:
                 function.fail(f"replicas of {function.spec.name!r} do not start: {pod.reason.line}")
