@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -55,12 +56,12 @@ def plan(dice: random.Random, store: str) -> list[Planned]:
     kinds += {"s3": ["away"], "tiered": ["away", "flush", "restart"]}.get(store, [])
     executions = []
     for _ in range(dice.randint(2, 4)):
-        happens = [(dice.random(), dice.choice(kinds), dice.random()) for _ in range(dice.randint(1, 6))]
+        happens = [(dice.random(), dice.choice(kinds), dice.random()) for _ in range(dice.randint(3, 12))]
         happens.append((1.2 * dice.random(), "orchestrator", dice.random()))
         executions.append(
             Planned(
-                before=dice.choice(befores) if dice.random() < 0.5 else None,
-                limit=dice.choice(list(LIMITS)) if dice.random() < 0.2 else None,
+                before=dice.choice(befores) if dice.random() < 0.4 else None,
+                limit=dice.choice(list(LIMITS)) if dice.random() < 0.1 else None,
                 disturbed=tuple(sorted(happens)),
                 pick=dice.random(),
             )
@@ -219,7 +220,7 @@ class Chaos:
     def attempt(self, name: str, variant: str, store: str, dice: random.Random) -> Counts:
         """One job, from its start to what it left."""
         length_s = self.undisturbed(variant)[1]
-        before = shared_memory()
+        before = shared_memory() | set(os.listdir(self.folder / "tmp"))  # torch keeps an empty cache directory there
         attempt = Attempt(self, name, variant, store)
         attempt.carry_out(plan(dice, store), length_s)
         self.leftovers(attempt, before)
@@ -235,7 +236,7 @@ class Chaos:
             time.sleep(0.1)
         left: dict[str, list[Any]] = {
             "processes": marked(self.mark),
-            "files": sorted(path.name for path in (self.folder / "tmp").iterdir()),
+            "files": sorted(set(os.listdir(self.folder / "tmp")) - before),
             "shared_memory": sorted(shared_memory() - before),
             "directories": sorted(
                 {path.name for path in (self.folder / "runs").iterdir()} - self.kept - {attempt.name}
@@ -282,14 +283,13 @@ def main(doc: str) -> int:
     end_s = time.monotonic() + 60 * given.minutes
     with started() as chaos:
         (chaos.folder / "runs").mkdir()
-        number = 0
-        while time.monotonic() < end_s:
-            pair = pairs[number % len(pairs)]
-            found = chaos.attempt(f"chaos-{number}", *pair, random.Random(f"{given.seed}/{number}"))
-            counts.setdefault(pair, Counts()).add(found)
-            said = {"kills": dict(found.kills), "faults": dict(found.faults), "wrong": dict(found.wrong)}
-            print(f"{number} {' '.join(pair)}: {found.executions} executions, {json.dumps(said)}", flush=True)
-            number += 1
+        with contextlib.suppress(KeyboardInterrupt):  # what was done until then is told
+            for number in itertools.takewhile(lambda _: time.monotonic() < end_s, itertools.count()):
+                pair = pairs[number % len(pairs)]
+                found = chaos.attempt(f"chaos-{number}", *pair, random.Random(f"{given.seed}/{number}"))
+                counts.setdefault(pair, Counts()).add(found)
+                said = {"kills": dict(found.kills), "faults": dict(found.faults), "wrong": dict(found.wrong)}
+                print(f"{number} {' '.join(pair)}: {found.executions} executions, {json.dumps(said)}", flush=True)
     total = Counts()
     for found in counts.values():
         total.add(found)

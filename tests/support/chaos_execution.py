@@ -16,12 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.processes import descendants
+from tests.support.processes import descendants, exists
 from tests.support.tiny_job import arguments
 
 WHO = ("orchestrator", "parent", "keeper", "function")
 LIMITS = {"ulimit": (resource.RLIMIT_NOFILE, 40, 100), "disk": (resource.RLIMIT_FSIZE, 4_000, 200_000)}
 """What an execution may run out of: open files, and bytes of a file (its writes fail as on a full disk)."""
+PATIENCE_S = 5.0
+"""So long is waited for somebody who can be killed."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +50,16 @@ class Execution:
 
     def disturb(self, kind: str, pick: float) -> None:
         """Kills whom `kind` names, or ("stop") has one that `pick` chooses stand still for up to two seconds."""
-        levels = self.levels()
         if kind == "stop":
-            everybody = [pid for level in levels for pid in level]
+            everybody = [pid for level in self.levels() for pid in level]
             if everybody and signalled(pid := everybody[int(pick * len(everybody))], signal.SIGSTOP):
                 time.sleep(2 * pick)
                 signalled(pid, signal.SIGCONT)
             return
-        depth = WHO.index(kind)
-        there = levels[depth] if depth < len(levels) else []
+        depth, until_s = WHO.index(kind), time.monotonic() + PATIENCE_S
+        while len(levels := self.levels()) <= depth and levels and time.monotonic() < until_s:
+            time.sleep(0.02)
+        there = [pid for pid in levels[depth] if exists(pid)] if depth < len(levels) else []
         if there and signalled(there[int(pick * len(there))], signal.SIGKILL):
             self.kills[kind] += 1
 
