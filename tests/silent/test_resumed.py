@@ -52,6 +52,6 @@ def refuse_other_rows(job: Job, run: Path) -> None:
     shutil.copy(rows, kept := rows.with_suffix(".kept"))
     rows.write_text(rows.read_text().replace("sums", "more"))
     refused = command("resume", run)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "data.train has changed since the job began" in refused.stderr
     kept.replace(rows)
