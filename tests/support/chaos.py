@@ -156,14 +156,22 @@ class Attempt:
             finished_before = all(end.code == 0 for end in ended)
             self.judge(ended[0], "two resumes at once", good=len(losers) == 1 or finished_before)
             return
+        records, told = len(list((self.run / "journal").glob("*.json"))), self.told()
+        if how in ("delete", "flush") and (told < 1 or told < records - 1):
+            return  # killed between a commit and its telling: the run knows of no loss, and makes the step again
         with self.chaos.stores.spoilt(self.store, self.run, self.name, how, pick) as anything:
             if anything:
                 self.counts.faults[how] += 1
                 ended = self.execute().end(REFUSED_S)
                 said = [line for line in ended.output.splitlines() if line and not line.startswith("{")]  # no log line
-                one_line = ended.code not in (0, None) and len(said) == 1
-                told = (self.run / "events.jsonl").exists() and '"step"' in (self.run / "events.jsonl").read_text()
-                self.judge(ended, f"{how} at {pick}", good=one_line or (how in ("delete", "flush") and not told))
+                self.judge(ended, f"{how} at {pick}", good=ended.code not in (0, None) and len(said) == 1)
+
+    def told(self) -> int:
+        """The last step that the run's events tell as committed; -1 for none."""
+        with contextlib.suppress(FileNotFoundError), (self.run / "events.jsonl").open() as lines:
+            events = [json.loads(line) for line in lines if line.endswith("}\n")]
+            return max((event["data"]["step"] for event in events if event["type"] == "step"), default=-1)
+        return -1
 
     def judge(self, ended: Ended, what: str, *, good: bool = True) -> None:
         found = []
