@@ -52,12 +52,12 @@ class Planned:
 def plan(dice: random.Random, store: str) -> list[Planned]:
     """Every choice is drawn here, so that it does not depend on what happens."""
     befores = ["truncate", "flip", "delete", "two", *(["flush"] if store == "redis" else [])]
-    kinds = ["function"] * 4 + ["keeper", "parent", "stop"]
+    kinds = ["function"] * 8 + ["keeper"] * 2 + ["parent", "stop"]
     kinds += {"s3": ["away"], "tiered": ["away", "flush", "restart"]}.get(store, [])
     executions = []
     for _ in range(dice.randint(2, 4)):
-        happens = [(dice.random(), dice.choice(kinds), dice.random()) for _ in range(dice.randint(3, 12))]
-        happens.append((1.2 * dice.random(), "orchestrator", dice.random()))
+        happens = [(dice.random(), dice.choice(kinds), dice.random()) for _ in range(dice.randint(4, 24))]
+        happens.append((0.3 + dice.random(), "orchestrator", dice.random()))
         executions.append(
             Planned(
                 before=dice.choice(befores) if dice.random() < 0.4 else None,
