@@ -43,7 +43,7 @@ def test_a_spoilt_record_cannot_be_read_and_comes_back(tmp_path: Path, how: str)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_short_run_finds_nothing() -> None:
-    words = [sys.executable, CHAOS, "0.5", "--seed", "1", "--only", "fp32,directory"]
+    words = [sys.executable, str(CHAOS), "0.5", "--seed", "1", "--only", "fp32,directory"]
     done = subprocess.run(words, env=ENV, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
