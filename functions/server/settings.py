@@ -16,7 +16,6 @@
 | --threads     | RLHF_THREADS     | 1              | threads of the numeric libraries                         |
 | --heartbeat-s | RLHF_HEARTBEAT_S | 2              | seconds between heartbeats, 5 at most                    |
 | --grace-s     | RLHF_GRACE_S     | 30             | how long after SIGTERM the process will be left alive    |
-| --stuck-s     |                  | 60             | how long a cancelled call may go on; then exit           |
 | --scratch     | RLHF_SCRATCH     | a new folder   | directory of the replica's own                           |
 |               | RLHF_TOKEN       | none           | bearer token that calls must carry                       |
 """
@@ -86,7 +85,7 @@ class Settings:
         parser.add_argument("--threads", type=int, default=int(env.get("RLHF_THREADS", "1")))
         parser.add_argument("--heartbeat-s", type=float, default=float(env.get("RLHF_HEARTBEAT_S", "2")))
         parser.add_argument("--grace-s", type=float, default=float(env.get("RLHF_GRACE_S", "30")))
-        parser.add_argument("--stuck-s", type=float, default=60.0)
+        parser.add_argument("--stuck-s", type=float, default=cls.stuck_s)
         parser.add_argument("--scratch", default=env.get("RLHF_SCRATCH", ""))
         given = parser.parse_args(arguments)
         try:
@@ -105,10 +104,10 @@ class Settings:
                 threads=given.threads,
                 heartbeat_s=given.heartbeat_s,
                 grace_s=given.grace_s,
+                stuck_s=given.stuck_s,
                 scratch=given.scratch,
                 token=env.get("RLHF_TOKEN", ""),
                 function=given.function,
-                stuck_s=given.stuck_s,
             )
         except ValueError as error:
             parser.error(str(error))
