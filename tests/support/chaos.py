@@ -9,6 +9,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.chaos_execution import LIMITS, WHO, Ended, Execution, marked, shared_memory
+from tests.support.chaos_execution import LIMITS, WHO, Ended, Execution, marked, shared_memory, signalled
 from tests.support.chaos_stores import STORES, Stores
 from tests.support.tiny_job import ENV, STEPS, Job, history, make_job, metrics, model
 
@@ -263,6 +264,8 @@ def started() -> Iterator[Chaos]:
         chaos.stores.start()
         yield chaos
     finally:
+        for pid in marked(chaos.mark):  # of a run that is cut off
+            signalled(pid, signal.SIGKILL)
         chaos.stores.stop()
 
 
