@@ -6,7 +6,7 @@
     get, wait, list           Redis first; what it does not know is looked for in S3
     durable                   the S3 side alone: the journal and the weights
 
-Losing Redis loses small plain values, which their calls can make again, and no others. One thing is not mended then:
+Losing Redis loses small plain values, which a resumed job writes again, and no others. One thing is not mended then:
 a small value put over one that lies in S3 gives way to the older again; a Ref refuses that one (Corrupt).
 Where the store refuses conditional puts (501), a lock in Redis fences them: a Redis lost in the middle of such a put,
 or a writer that stalls longer than the lock lasts, can then let two win. A store with conditional puts has no such gap.

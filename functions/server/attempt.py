@@ -77,7 +77,11 @@ class CallLog:
 
 @dataclass(frozen=True)
 class OwnFolder:
-    """The exchange as a function sees it: keys under `shared` lie under `own`; Refs and other keys are unchanged."""
+    """The exchange as a function sees it: keys under `shared` lie under `own`; Refs and other keys are unchanged.
+
+    What a function puts there without a lifetime is what it has made, and entries of the record will name it: it is put
+    as they are (`put_if_absent`), so that no loss of a cache takes it and leaves them.
+    """
 
     exchange: Exchange
     shared: str
@@ -92,7 +96,11 @@ class OwnFolder:
         return self.own + key.removeprefix(self.shared) if key.startswith(self.shared) else key
 
     def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
-        ref = self.exchange.put(self._at(key), data, lifetime_s=self._lifetime(key, lifetime_s))
+        at, lasts_s = self._at(key), self._lifetime(key, lifetime_s)
+        made = lifetime_s is None and key.startswith(self.shared)
+        ref = self.exchange.put_if_absent(at, data, lifetime_s=lasts_s) if made else None
+        if ref is None:
+            ref = self.exchange.put(at, data, lifetime_s=lasts_s)
         self.meter.moved(bytes_out=ref.size_bytes)
         return ref
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from functions.base.wire import Call, Event
+from functions.call.function import Context, RetryableError
 from functions.exchange.base import Corrupt, NotFound, Unavailable
 from functions.exchange.open import open_exchange
 from functions.exchange.redis import RedisExchange
 from functions.exchange.s3 import S3Exchange
 from functions.exchange.tiered import SMALL_BYTES, TieredExchange
+from functions.server.attempt import Attempt
 from tests.exchange.conformance import Backend, Conformance, noise
 from tests.exchange.servers import LOOPBACK, BadS3, Meanwhile, MotoServer, RedisServer, S3Server
 from tests.exchange.test_redis import RawRedis
@@ -66,6 +70,33 @@ class TestTiered(Conformance):
         raw = RawTiers(fresh_redis, fresh_moto)
         yield Backend(url(fresh_moto.endpoint, fresh_redis), raw, stop)
         raw.close()
+
+
+class Dies:
+    """A function that makes a small value and dies before it has finished; its next attempt finishes."""
+
+    def call(self, call: Call, context: Context) -> Iterator[Event]:
+        if list(context.prior):
+            yield Event("done")
+            return
+        yield Event("samples", ref=context.exchange.put(f"{call.prefix}samples.0000", b"made"))
+        raise RetryableError("dies")
+
+
+def test_what_a_call_has_made_outlives_redis_as_its_record_does(
+    fresh_redis: RedisServer, moto_server: MotoServer, credentials: Credentials, tmp_path: Path
+) -> None:
+    """Found by scripts/chaos: the record told of samples that had gone with Redis, and no resume could go on."""
+    credentials(moto_server)
+    for attempt in range(2):
+        exchange = open_exchange(url(moto_server.endpoint, fresh_redis), "outlives")
+        lines: list[bytes] = []
+        Attempt(Call("c", "generate"), lines.append).run(Dies, lambda: exchange, str(tmp_path))  # noqa: B023
+        refs = [event.ref for event in map(Event.from_line, lines) if event.ref is not None]
+        assert [exchange.get(ref) for ref in refs] == [b"made"]
+        if attempt == 0:
+            RawRedis(fresh_redis).client.flushall()
+    assert Event.from_line(lines[-1]).kind == "done"
 
 
 def test_a_value_is_found_while_it_moves_between_redis_and_s3(
