@@ -10,8 +10,8 @@ import asyncio
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from functions.exchange.base import ExchangeError
 from orchestrator.base.errors import RunError
+from orchestrator.base.outages import Outages
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.commands.arguments import run_directory
 from orchestrator.job.hub import HubId, push
@@ -51,7 +51,7 @@ def execute(given: Namespace) -> int:
 
 async def _export(run: RunDirectory, place: Path, adapter: bool) -> Path:
     job = run.job
-    store = AsyncExchange(run.open_exchange(job), patience_s=0.0)
+    store = AsyncExchange(run.open_exchange(job), outages=Outages(0.0))
     last = (await Journal.open(store)).last
     if last is None:
         raise RunError(f"{run.path}: has committed nothing yet")
@@ -63,5 +63,5 @@ async def _export(run: RunDirectory, place: Path, adapter: bool) -> Path:
         return await export_adapter(
             store, last.versions["actor"], place, job.model.path if base is None else base.repository
         )
-    except ExchangeError as error:
+    except RunError as error:
         raise RunError(f"{run.path}: step {last.step} cannot be exported: {error}") from error
