@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.api.conftest import WRITE, free_port, parse_stream, serving, wait_for
 from tests.support.tiny_job import command, make_job
@@ -111,11 +113,12 @@ def test_from_post_to_model_over_kills(tmp_path: Path) -> None:
 
 
 def test_submit_follows_a_job_to_its_failure(tmp_path: Path) -> None:
-    """The data root has no such data: one line, exit code 1, no restarts; and a refused job is exit code 1 as well."""
-    root = tmp_path / "data"
-    root.mkdir()
+    """Weights that are no numbers: one line, exit code 1, no restarts; and a refused job is exit code 1 as well."""
+    root = make_job(tmp_path / "data").directory
+    weights = load_file(root / "model" / "model.safetensors")
+    save_file({name: tensor * np.nan for name, tensor in weights.items()}, root / "model" / "model.safetensors")
     job = tmp_path / "job.toml"
-    job.write_text('name = "small"\nsteps = 3\nmodel.path = "model"\ndata.train = "train.jsonl"\n')
+    job.write_text((root / "job.toml").read_text())
     token = tmp_path / "token"
     with serving(tmp_path / "runs", root, max_running=1) as server:
         token.write_text(WRITE)
