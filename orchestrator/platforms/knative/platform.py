@@ -156,15 +156,16 @@ class KnativePlatform:
         return base64.b64decode(found["data"][manifests.TOKEN_KEY]).decode()
 
     async def _deploy(self, spec: FunctionSpec) -> None:
-        if self._lease is None:
-            raise Away(CLUSTER, f"deploying {self._context.job}: the lease ran out meanwhile")
+        owner = self._owner()
         manifest = manifests.service(self._context, spec)
-        manifest["metadata"] |= manifests.owned_by(self._lease.job)["metadata"]
+        manifest["metadata"] |= owner["metadata"]
         name = manifests.service_name(self._context.job, spec.name)
         path = serving(self._config.namespace, "services", name)
         await self._own_service(path)
         await apply_service(self._api, manifest, kn=self._kn, context=self._config.context)
-        await asyncio.to_thread(self._api.merge, path, manifests.owned_by(self._lease.job))
+        await asyncio.to_thread(self._api.merge, path, owner)
+        if self._owner() != owner:
+            raise Away(CLUSTER, f"deploying {self._context.job}: the lease is another one meanwhile")
         status = await self._ready(name, path)
         revision = status["latestReadyRevisionName"]
         found = await asyncio.to_thread(self._api.get, serving(self._config.namespace, "revisions", revision))
@@ -179,6 +180,12 @@ class KnativePlatform:
         scaler = Scaler(self._api, self._context, function, self._pods, self._timing, self._wake, self._lease_job)
         self._spawn(scaler.run())
         function.changed.set()
+
+    def _owner(self) -> Json:
+        """What lives as long as the lease says so. Raises Away where it has run out, and none is taken yet."""
+        if self._lease is None:
+            raise Away(CLUSTER, f"deploying {self._context.job}: the lease ran out meanwhile")
+        return manifests.owned_by(self._lease.job)
 
     async def _own_service(self, path: str) -> Json | None:
         """The Service, None where there is none. Raises PlatformError where it is not this run's."""
