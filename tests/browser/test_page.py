@@ -211,4 +211,4 @@ def test_the_report_is_one_file_that_asks_for_nothing(ran: Ran, visit: Open, tmp
     seen.shot("report")
     assert [url for url in seen.requests if not url.startswith("data:")] == [file.as_uri()]
     assert seen.troubles == []
-    assert json.loads((ran.run / "run.json").read_text())["format"] == 1, "the run is as it was"
+    assert json.loads((ran.run / "run.json").read_text())["format"] == 2, "the run is as it was"
