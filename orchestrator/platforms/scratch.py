@@ -15,6 +15,8 @@ from pathlib import Path
 
 PREFIX = "rlhf-"
 """Short: a Unix socket's path has 107 bytes."""
+MARK = ".scratch"
+"""In each of them: what has it not is somebody else's, whatever its name."""
 
 
 class Scratch:
@@ -26,6 +28,7 @@ class Scratch:
         made = Path(tempfile.mkdtemp(prefix=".", dir=parent))
         self._lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        (made / MARK).touch()
         self.path = made.rename(parent / f"{PREFIX}{made.name.lstrip('.')}")
 
     def remove(self) -> None:
@@ -39,7 +42,7 @@ def sweep(parent: Path) -> None:
         with suppress(OSError):
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                if os.fstat(lock).st_uid == os.geteuid():
+                if os.fstat(lock).st_uid == os.geteuid() and (path / MARK).is_file():
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path, ignore_errors=True)
             finally:

@@ -28,8 +28,10 @@ def owner(root: Path) -> tuple[subprocess.Popen[str], Path]:
 
 
 def test_what_a_killed_owner_leaves_is_swept_by_the_next(tmp_path: Path) -> None:
-    foreign = tmp_path / "rlhf-userfiles"
-    foreign.mkdir()
+    foreign, alike = tmp_path / "rlhf-userfiles", tmp_path / "rlhf-datasets"  # named as ours are, by somebody else
+    for directory in (foreign, alike):
+        directory.mkdir()
+        (directory / "precious").write_text("")
     (tmp_path / "rlhf-notadir").write_text("")
     killed, left = owner(tmp_path)
     living, kept = owner(tmp_path)
@@ -38,8 +40,9 @@ def test_what_a_killed_owner_leaves_is_swept_by_the_next(tmp_path: Path) -> None
         killed.kill()
         killed.wait()
         mine = Scratch(tmp_path)
-        assert set(tmp_path.iterdir()) == {foreign, tmp_path / "rlhf-notadir", kept, mine.path}
+        assert set(tmp_path.iterdir()) == {foreign, alike, tmp_path / "rlhf-notadir", kept, mine.path}
         assert (kept / "count-0" / "model").exists()
+        assert (alike / "precious").exists()
         mine.remove()
         assert not mine.path.exists()
         living.kill()
