@@ -8,7 +8,7 @@ import sys
 import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from functions.exchange.open import open_exchange
 from functions.weights.files import side_files, weight_files
 from orchestrator.base.errors import OrchestratorError
 from orchestrator.commands.arguments import json_output, print_json
+from orchestrator.commands.check import Check
 from orchestrator.job.config import JobConfig, load_job
 from orchestrator.job.located import localized, pinned
 from orchestrator.job.prompts import PromptSource
@@ -31,14 +32,6 @@ EXAMPLE = "rlhf-orchestrate doctor job.toml"
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors")
 OPTIONAL = {"vllm": "generate uses the torch engine", "peft": "jobs with model.lora_rank cannot train"}
 FREE_GB = 2.0
-
-
-@dataclass(frozen=True)
-class Check:
-    name: str
-    ok: bool
-    found: str
-    remedy: str = ""
 
 
 def arguments(parser: ArgumentParser) -> None:

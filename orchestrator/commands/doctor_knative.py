@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from orchestrator.commands.doctor import Check
+from orchestrator.commands.check import Check
 from orchestrator.job.config import JobConfig
 from orchestrator.platforms.base import PlatformError
 from orchestrator.platforms.config import KnativeConfig

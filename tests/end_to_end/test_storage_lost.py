@@ -22,16 +22,6 @@ pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(300)
 
 
 @pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    (tmp_path / "redis").mkdir()
-    server = RedisServer(tmp_path / "redis")
-    try:
-        yield server.start()
-    finally:
-        server.stop()
-
-
-@pytest.fixture
 def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LosesAnswers]:
     """An S3 server behind what takes it away and gives it back."""
     (tmp_path / "s3").mkdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,16 +22,6 @@ from tests.exchange.servers import RedisServer
 
 FUNCTIONS = Path(__file__).parents[1] / "server" / "functions_for_tests.py"
 ONCE = RetryPolicy(attempts=1)
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    (tmp_path / "redis").mkdir()
-    server = RedisServer(tmp_path / "redis")
-    try:
-        yield server.start()
-    finally:
-        server.stop()
 
 
 def reads(key: str, value: bytes = b"value") -> Call:

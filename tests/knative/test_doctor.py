@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.commands.doctor import Check
+from orchestrator.commands.check import Check
 from orchestrator.commands.doctor_knative import check
 from orchestrator.commands.main import main
 from orchestrator.job.config import parse_job
