@@ -31,12 +31,12 @@ from orchestrator.planner.case import Case, Workload
 from orchestrator.planner.costs import Costs
 from orchestrator.planner.cuts import Dealt
 from orchestrator.planner.dealings import dealings, promising, states
-from orchestrator.planner.keepalive import prewarm_at_s
 from orchestrator.planner.learned import LearnedCosts, Priors
 from orchestrator.planner.lengths import LengthModel
 from orchestrator.planner.outline import RIVALS, Outline, Outliner
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.prefixes import Prefixes
+from orchestrator.planner.prewarm import prewarm_at_s
 from orchestrator.planner.scaling import Goal, Unmet, choose
 from orchestrator.planner.static import StaticPlanner, check
 from orchestrator.planner.tail import ShardState, Tail
@@ -68,7 +68,7 @@ class AdaptivePlanner:
         self.learned = LearnedCosts(priors, gangs=gangs, shared=pool_gpus is not None)
         self.pool_gpus = pool_gpus
         self.detailed = detailed
-        self._static = StaticPlanner(keep_warm=policy.keep == "all")
+        self._static = StaticPlanner(keep_warm=policy.keep)
         self._warm: frozenset[str] = frozenset()
         self._last: StepPlan | None = None
         self._begun = False
@@ -225,7 +225,7 @@ class AdaptivePlanner:
             cut_below=chosen.tail.cut_below,
             migrate_to=chosen.tail.migrate_to,
             tail=chosen.tail.function,
-            keep=frozenset(request.functions) - {TAIL} if self.policy.keep == "all" else chosen.keep,
+            keep=frozenset(request.functions) - {TAIL} if self.policy.keep else frozenset(),
             prewarm_s=prewarm,
             prewarm_next_s=ahead,
             generated_s=last_s,

@@ -5,7 +5,7 @@
 first        reward, reference, critic: micro-batches of finished samples, on replicas of their own
 first group  streamed training: prompt groups as they are whole (training.py)
 both ended   the others, side by side
-end          what is kept was paid for all the time; the rest from its start to its last call
+end          a replica was paid for from its start to its last call; all the time where all are kept
 
 All ways to deal the samples, with all cuts of their tails that are worth it, are the rows of the same arrays: a hundred
 steps take hardly longer than one.
@@ -25,7 +25,7 @@ from orchestrator.planner.case import Case
 from orchestrator.planner.cuts import Cuts, Dealt
 from orchestrator.planner.fusion import Follower, Parts, micro_batches
 from orchestrator.planner.generation import Generations
-from orchestrator.planner.keepalive import kept, prewarmed
+from orchestrator.planner.prewarm import prewarmed
 from orchestrator.planner.ranks import BEAM, trainers
 from orchestrator.planner.room import Room
 from orchestrator.planner.tail import TailChoice
@@ -49,7 +49,6 @@ class Outline:
     followers: Mapping[str, int]
     """Replicas of each stage beside generation."""
     trainers: Mapping[str, Trainer]
-    keep: frozenset[str]
     prewarm: frozenset[str]
     """Functions whose replicas find room before they are needed; `generate`: those of the next step."""
     generated_s: float
@@ -74,7 +73,6 @@ class _Whole:
     followers: Mapping[str, Follower]
     trainers: Mapping[str, Gangs]
     batch: Batch
-    keep: Mapping[str, Flags]
     prewarm: Mapping[str, Flags]
     time_s: Array
     steady_s: Array
@@ -134,17 +132,15 @@ class Outliner:
         replicas |= {name: t.counts for name, t in gangs.items()}
         ends = [f.end_s for f in beside.values()] + [t.end_s for t in gangs.values()]
         time_s = np.max([steps.finish_s[:, -1], *ends], axis=0) + costs.between_s
-        keep = kept(case, replicas, paid, time_s)
-        prewarm = prewarmed(case, gangs, generate_gpus, keep)
-        there = keep[GENERATE] | prewarm[GENERATE]
-        for name, held in keep.items():
-            paid[name] = np.where(held, replicas[name] * time_s, paid[name])
+        prewarm = prewarmed(case, replicas, gangs, generate_gpus)
+        if policy.keep:
+            paid |= {name: count * time_s for name, count in replicas.items()}
         cost, gpu_s = _sum(costs.price, paid), _sum(gpus, paid)
         if policy.colocated and costs.pool_gpus is not None:
             gpu_s = costs.pool_gpus * time_s
             cost = gpu_s * max(costs.price[n] / limit.gpus for n, limit in costs.limits.items() if limit.gpus)
-        steady_s = time_s - case.delay_s + np.where(there, 0.0, costs.start_s[GENERATE])
-        return _Whole(steps, sizes, beside, gangs, batch, keep, prewarm, time_s, steady_s, cost, gpu_s)
+        steady_s = time_s - case.delay_s + np.where(policy.keep | prewarm[GENERATE], 0.0, costs.start_s[GENERATE])
+        return _Whole(steps, sizes, beside, gangs, batch, prewarm, time_s, steady_s, cost, gpu_s)
 
     def _outline(self, shards: Sequence[Sequence[int]], tail: TailChoice, whole: _Whole, row: int) -> Outline:
         trainers = {name: gang.trainer(row, whole.batch) for name, gang in whole.trainers.items()}
@@ -160,7 +156,6 @@ class Outliner:
             micro_batch=int(whole.micro_batch[row]),
             followers={name: int(f.replicas[row]) for name, f in whole.followers.items()},
             trainers=trainers,
-            keep=frozenset(name for name, held in whole.keep.items() if held[row]),
             prewarm=frozenset(name for name, ahead in whole.prewarm.items() if ahead[row]),
             generated_s=float(whole.steps.finish_s[row, -1]),
             time_s=float(whole.time_s[row]),
