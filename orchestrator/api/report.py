@@ -20,10 +20,11 @@ from orchestrator.api.page import report_page
 from orchestrator.api.redact import redacted
 from orchestrator.api.routes import detail
 from orchestrator.api.summary import SummaryFile
-from orchestrator.api.view_routes import checkpoints_of, cost_of, metrics_of
+from orchestrator.api.view_routes import checkpoints_of, cost_of, metrics_of, where_of
 from orchestrator.api.views.costs import NO_BOOKS, cost_columns
 from orchestrator.api.views.log import event_page, last_lines
 from orchestrator.api.views.plan import plan_of
+from orchestrator.api.views.reserved import read_reserved
 from orchestrator.api.views.tail import Tails
 from orchestrator.api.views.texts import kept_steps, read_samples
 from orchestrator.api.views.thin import Names
@@ -74,6 +75,8 @@ def report_data(directory: RunDirectory) -> Json:
         "metrics": metrics_of(rows, Names().of(path, rows), (), 0, None, POINTS),
         "cost": cost_of(books, steps=False),
         "cost_steps": cost_columns(books or NO_BOOKS, POINTS),
+        "reserved": read_reserved(path),
+        "where": where_of(job.config, rows[-PLANS:]),
         "replicas": _timelines(path, job.config.function, alive),
         "plans": [plan_of(planned, books, step) for step in steps],
         "samples": _samples(path / "samples"),

@@ -22,14 +22,17 @@ from orchestrator.api.views import models
 from orchestrator.api.views.costs import NO_BOOKS, BookFiles
 from orchestrator.api.views.log import event_page, last_lines
 from orchestrator.api.views.plan import plan_of
+from orchestrator.api.views.reserved import ReservedRuns
 from orchestrator.api.views.tail import Tails
 from orchestrator.api.views.texts import Filter, SortKey, chosen, kept_steps, read_samples
 from orchestrator.api.views.thin import Names, columns, parts, thinned
 from orchestrator.api.views.timeline import Timelines
+from orchestrator.job.config import JobConfig
 from orchestrator.run.events import FILE as EVENTS
 from orchestrator.run.events import EventType
 from orchestrator.run.ledger import Books
 from orchestrator.telemetry.plans import FILE as PLANS
+from orchestrator.telemetry.where import advice, parts_of
 
 JSON_TYPE = "application/json"
 LARGEST_TIME_S = 1e10
@@ -51,7 +54,7 @@ def view_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         prefix="/v1/jobs", tags=["views"], dependencies=[Depends(reads)], responses=responses(401, 404, 422)
     )
     metric_rows, event_rows, sample_rows, plan_rows = Tails(), Tails(), Tails(), Tails()
-    books, timelines, names = BookFiles(), Timelines(), Names()
+    books, timelines, names, reserved = BookFiles(), Timelines(), Names(), ReservedRuns()
 
     def directory(id: str) -> FilePath:
         return jobs.directory(jobs.get(id).id)
@@ -91,6 +94,22 @@ def view_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
     )  # fmt: skip
     def cost_steps(id: JobId, points: Points = None) -> Response:
         return Response(books.columns(directory(id) / "cost.json", points), media_type=JSON_TYPE)
+
+    @router.get(
+        "/{id}/reserved", operation_id="getReserved", summary="The same steps on reserved machines, simulated",
+        response_model=models.Reserved,
+    )  # fmt: skip
+    def reserved_runs(id: JobId) -> dict[str, Any]:
+        job = jobs.get(id)
+        return reserved.read(jobs.directory(id), job.summary.step or 0, ended=not job.alive)
+
+    @router.get(
+        "/{id}/where", operation_id="getWhere", summary="Where steps' time went, and what would make them faster",
+        response_model=models.Where,
+    )  # fmt: skip
+    def where(id: JobId, to_step: AnyStep = None, count: Annotated[int, Query(ge=1, le=1000)] = 8) -> dict[str, Any]:
+        rows = metric_rows.read(directory(id) / "metrics.jsonl")
+        return where_of(jobs.get(id).config, [r for r in rows if to_step is None or r["step"] <= to_step][-count:])
 
     @router.get(
         "/{id}/checkpoints", operation_id="listCheckpoints", summary="Versions whose weights are kept",
@@ -200,6 +219,18 @@ def metrics_of(
     return answer
 
 
+def where_of(config: JobConfig, rows: Sequence[dict[str, Any]]) -> Json:
+    """The Where of models.py: of those steps that tell it."""
+    planner, told = config.planner, [(row, parts_of(row)) for row in rows]
+    return {
+        "steps": [
+            {"step": row["step"], "parts": parts, "advice": advice(row, policy=planner.policy, warm=planner.keep_warm)}
+            for row, parts in told
+            if parts
+        ]
+    }
+
+
 def cost_of(books: Books | None, *, steps: bool) -> Json:
     """The CostView of models.py."""
     answer = (books or NO_BOOKS).to_json(steps=steps)
@@ -212,6 +243,8 @@ def cost_of(books: Books | None, *, steps: bool) -> Json:
 def checkpoints_of(job: Job, directory: FilePath) -> Json:
     """The Checkpoints of models.py."""
     commits = job.summary.commits
+    last = {event.data["step"]: event for event in commits}  # a step's event may come once more after a kill
+    commits = [last[step] for step in sorted(last)]
     kept = commits[:1] + commits[1:][-job.config.checkpoints.keep :]
     listed = [{"step": e.data["step"], "created_at": e.time, "versions": e.data["versions"]} for e in kept]
     return {"checkpoints": listed, "model": (directory / "model").is_dir()}

@@ -140,9 +140,7 @@ class AdaptivePlanner:
             p.replicas: p for p, _ in sorted(points, key=lambda p: self.goal.rank(p[1].steady_s, p[1].cost))[::-1]
         }
         worked[point.replicas] = point
-        rough = [p for d in every if (p := d.estimate) is not None and p.replicas not in worked]
-        curve = [replace(p, cost_usd=usd * p.cost_usd) for p in rough] + [*worked.values()]
-        return self._to_plan(request, point, chosen, curve, costs)
+        return self._to_plan(request, point, chosen, [*worked.values()], costs)
 
     def _tail(self, states: Sequence[ShardState], costs: Costs) -> Tail:
         limits, function = costs.limits[GENERATE], costs.tail_function if self.policy.tail_function else None

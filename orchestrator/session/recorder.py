@@ -30,7 +30,7 @@ from orchestrator.run.directory import write_atomically
 from orchestrator.run.events import EventLog
 from orchestrator.run.journal import Record
 from orchestrator.run.ledger import Books, Cost, Ledger, total
-from orchestrator.session.loop import StepResult
+from orchestrator.session.loop import ACCURACY_GIVEN, StepResult
 from orchestrator.session.view import Snapshot, View, time_left_s
 from orchestrator.step.dataflow import StepReport
 from orchestrator.telemetry.job_metrics import JobMetrics
@@ -38,13 +38,15 @@ from orchestrator.telemetry.now import Now
 from orchestrator.telemetry.open_sinks import open_sinks
 from orchestrator.telemetry.plans import Plans
 from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
+from orchestrator.telemetry.validation import PREFIX as VALIDATION
+from orchestrator.telemetry.validation import validation_names
 
 VIEW_EVERY_S = 0.25
 BOOKS_EVERY_S = 10.0
 """A killed execution loses at most so much of its spending from the books."""
 REWARD = "critic/score/mean"
-VALIDATION = "val-core/"
-FOLLOWED = (REWARD, "response_length/mean", "actor/ppo_kl", "actor/grad_norm", "perf/throughput", "timing_s/step")
+FOLLOWED = (REWARD, "response_length/mean", "actor/ppo_kl", "actor/grad_norm", "perf/throughput",
+            "rollout/tokens_per_s", "timing_s/step")  # fmt: skip
 """What a `step` event tells of the step's metrics; metrics.jsonl has them all."""
 FIRST_FAILURES = 8
 NOTE_S = 60.0
@@ -193,13 +195,16 @@ class Recorder:
         self._end("trace", lambda: self._trace.write([], usage, now_s))
         self._now.look(self._platform.replicas(), now_s)
         self._now.committed()
-        self._end("now", lambda: self._now.write(len(self._records), self._ledger.books, now_s))
+        self._end("now", lambda: self._write_now(now_s))
         for sink in self._sinks:
             self._end("metrics", partial(sink.close, failed=failed))
         self._end("trace", self._trace.close)
         self._end("plans", self._plans.close)
         self._write_notes()
         self._end("view", self._view.close)
+
+    def _write_now(self, now_s: float) -> None:
+        self._now.write(len(self._records), self._ledger.books, now_s, self._ledger.wall_s(now_s))
 
     def _end(self, name: str, action: Callable[[], object]) -> None:
         """One of the things to do at the end, of which none waits for another."""
@@ -219,7 +224,7 @@ class Recorder:
                 attempt("books", self.books)
                 written_s = clock()
             self._now.look(self._platform.replicas(), clock())
-            attempt("now", lambda: self._now.write(len(self._records), self._ledger.books, clock()))
+            attempt("now", lambda: self._write_now(clock()))
             snapshot = self.snapshot()
             attempt("view", partial(self._view.changed, snapshot))
             replicas = {name: exist for name, (exist, _) in snapshot.replicas.items()}
@@ -248,7 +253,7 @@ class Recorder:
             validation_name=curves.validation_name,
             tokens_per_s=curves.tokens_per_s,
             cost_usd=books.usd,
-            serverful_usd=total(books.serverful).usd,
+            replica_s=total(books.functions).replica_s,
             left_s=time_left_s(step, self._job.steps, curves.step_s),
             note=self._waiting() or (self._noted if now_s < self._noted_s + NOTE_S else ""),
         )
@@ -283,14 +288,15 @@ class _Curves:
             self.rewards.append(metrics[REWARD])
             self.step_s.append(metrics["perf/time_per_step"])
             self.tokens_per_s = metrics["perf/total_num_tokens"] / metrics["perf/time_per_step"]
-        for name in metrics:
-            if name.startswith(VALIDATION) and "/acc/" in name:
-                self.validation_name = self.validation_name or name
-                if name == self.validation_name:
-                    self.validations.append(metrics[name])
+        for name in validation_names(metrics):
+            self.validation_name = self.validation_name or name
+            if name == self.validation_name:
+                self.validations.append(metrics[name])
 
 
 def metrics_of(record: Record) -> dict[str, float]:
     """A record's metrics: those of learning, and those of the execution that committed it."""
-    observed: Json = record.observed["metrics"]
-    return {**record.history["metrics"], **observed}
+    found: dict[str, float] = {**record.history["metrics"], **record.observed["metrics"]}
+    if found.pop(ACCURACY_GIVEN, 1.0):
+        return found
+    return {name: value for name, value in found.items() if not (name.startswith(VALIDATION) and "/acc/" in name)}

@@ -33,12 +33,11 @@ class StepCost(BaseModel):
 
 
 class CostView(BaseModel):
-    """The books of a job: until now, by function, by step, and what reserved machines would have cost."""
+    """The books of a job: until now, by function, by step."""
 
     usd: float
     wall_s: float
     functions: dict[str, FunctionCost]
-    serverful: dict[str, FunctionCost]
     executions: int
     steps: list[StepCost]
     open: StepCost | None = Field(description="The step that is not committed yet; null before the first books")
@@ -51,7 +50,39 @@ class CostSteps(BaseModel):
     counts: list[int] = Field(description="Steps of each run")
     wall_s: list[float]
     functions: dict[str, dict[str, list[float]]] = Field(description="function: measure: one number per run")
-    serverful: dict[str, list[float]] = Field(description="The same on reserved machines, by measure")
+
+
+class Used(BaseModel):
+    wall_s: float
+    replica_s: float
+    gpu_s: float
+    usd: float
+
+
+class Held(Used):
+    machines: str = Field(description="Which, in words")
+
+
+class Reserved(BaseModel):
+    """The run's first steps on machines that are held throughout, simulated (orchestrator/simulation/reserved.py)."""
+
+    steps: int | None = Field(description="Steps 0 to this one are compared; null: not known yet")
+    used: Used | None = Field(None, description="What the run used for them")
+    dedicated: Held | None = Field(None, description="Each function on machines of its own")
+    colocated: Held | None = Field(None, description="All functions taking turns on the same machines")
+    why: str | None = Field(None, description="Why there is nothing to compare with")
+
+
+class WhereStep(BaseModel):
+    """Where a step's time went (orchestrator/telemetry/where.py)."""
+
+    step: int
+    parts: dict[str, float] = Field(description="Seconds, in the order of a bar; they add up to the step's")
+    advice: str = Field(description="What would make it faster, and by how much; empty: nothing worth a sentence")
+
+
+class Where(BaseModel):
+    steps: list[WhereStep] = Field(description="Oldest first")
 
 
 class Checkpoint(BaseModel):

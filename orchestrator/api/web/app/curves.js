@@ -2,18 +2,19 @@
 import { html, useEffect, useMemo, useState } from "app/html.js";
 import { Chart } from "app/chart.js";
 import { Dialog, Panel } from "app/parts.js";
+import { validated } from "app/format.js";
 
 const KEY = "rlhf-metrics";
 const WORDS = {
-  "critic/score/mean": "Reward", "actor/ppo_kl": "KL to the rollout policy", "actor/kl_loss": "KL to the reference",
+  "critic/score/mean": "Reward", "actor/ppo_kl": "Change of the policy within the step", "actor/kl_loss": "KL to the reference",
   "actor/reward_kl_penalty": "KL penalty in the reward", "response_length/mean": "Response length", "actor/entropy": "Entropy",
   "actor/grad_norm": "Gradient norm", "timing_s/step": "Seconds a step", "rollout_corr/abs_diff_mean": "Log-probability mismatch",
-  "actor/pg_loss": "Policy loss", "response_length/clip_ratio": "Cut off at the limit", "perf/throughput": "Tokens/s per replica",
+  "actor/pg_loss": "Policy loss", "response_length/clip_ratio": "Cut off at the limit", "perf/throughput": "Tokens a second paid for", "rollout/tokens_per_s": "Tokens/s per generate replica",
 };
 // The first of each that the job has.
 const USUAL = [
-  ["critic/score/mean"], [/^val-core\/.*\/acc\//], ["actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl"], ["response_length/mean"],
-  ["actor/entropy"], ["actor/grad_norm"], ["rollout_corr/abs_diff_mean"], ["timing_s/step"], ["perf/throughput"],
+  ["critic/score/mean"], [/^val-core\/.*\/acc\//, /^val-core\/.*\/reward\//], ["actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl"], ["response_length/mean"],
+  ["actor/entropy"], ["actor/grad_norm"], ["rollout_corr/abs_diff_mean"], ["timing_s/step"], ["rollout/tokens_per_s", "perf/throughput"],
 ];
 
 export function usual(names) {
@@ -67,7 +68,7 @@ function Curve({ name, found }) {
     () => [{ label: name, values: found.metrics[name], low: found.low?.[name], high: found.high?.[name], color: hue(name) }],
     [found, name],
   );
-  const word = WORDS[name] ?? (name.startsWith("val-core/") && name.includes("/acc/") ? "Pass rate" : "");
+  const word = WORDS[name] ?? (name.startsWith("val-core/") ? validated(name).title : "");
   return html`<${Chart} x=${found.steps} series=${series} title=${word ? html`${word} <code>${name}</code>` : html`<code>${name}</code>`} />`;
 }
 

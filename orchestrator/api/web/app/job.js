@@ -7,6 +7,7 @@ import { moment } from "app/format.js";
 import { Actions } from "app/actions.js";
 import { Tiles } from "app/tiles.js";
 import { Trouble } from "app/trouble.js";
+import { Where } from "app/where.js";
 import { Gantt } from "app/gantt.js";
 import { Curves } from "app/curves.js";
 import { Cost } from "app/cost.js";
@@ -16,7 +17,7 @@ import { Events } from "app/events.js";
 import { Settings } from "app/settings.js";
 
 const TABS = [
-  ["overview", "Overview", ({ store }) => html`<${Gantt} store=${store} /><${Curves} store=${store} />`],
+  ["overview", "Overview", ({ store }) => html`<${Where} store=${store} /><${Gantt} store=${store} /><${Curves} store=${store} />`],
   ["cost", "Cost", Cost],
   ["plan", "Plan", Plan],
   ["samples", "Samples", Samples],

@@ -3,13 +3,12 @@ import { html, useEffect, useRef, useState } from "app/html.js";
 import { ask } from "app/api.js";
 import { useKeys } from "app/keys.js";
 import { Failure, Spark, State } from "app/parts.js";
-import { ago, dollars, duration, number, percent, plural } from "app/format.js";
+import { ago, dollars, duration, number, plural, validation } from "app/format.js";
 
 const EVERY_MS = 2000;
 const PAGE = 100;
 
 const reward = (job) => job.metrics["critic/score/mean"];
-const pass = (job) => Object.entries(job.metrics).find(([name]) => name.startsWith("val-core/") && name.includes("/acc/"))?.[1];
 
 function first(message) {
   const [line, ...more] = message.split("\n");
@@ -18,17 +17,16 @@ function first(message) {
 
 function Row({ job }) {
   const spent = job.spent_usd ?? job.cost_usd;
-  const saved = job.serverful_usd ? 1 - spent / job.serverful_usd : NaN;
-  const took = job.started_at && (job.ended_at ?? Date.now() / 1000) - job.started_at;
+  const held = validation(job.metrics);
   const replicas = Object.entries(job.replicas).filter(([, count]) => count).map(([name, count]) => `${name} ${count}`).join(", ");
   return html`<tr>
     <th scope="row" class="left"><a class="job" href=${`/jobs/${job.id}`} data-page>${job.id}</a><small>${job.recipe}</small></th>
     <td class="left"><${State} state=${job.state} /></td>
     <td><span>${job.step ?? 0}<small>/${job.steps}</small></span><progress max=${job.steps} value=${job.step ?? 0} aria-label=${`steps of ${job.id}`}></progress></td>
     <td class="trend"><span>${number(reward(job))}</span><${Spark} values=${job.trend} /></td>
-    <td>${pass(job) === undefined ? "–" : percent(pass(job), 1)}</td>
-    <td>${dollars(spent)}${Number.isFinite(saved) && spent > 0 && html`<small class=${saved > 0 ? "good" : ""}>${percent(Math.abs(saved))} ${saved > 0 ? "under" : "over"} ${dollars(job.serverful_usd)}</small>`}</td>
-    <td>${duration(took)}<small>${ago(job.created_at)}</small></td>
+    <td title=${held?.name}>${held ? held.shown : "–"}</td>
+    <td>${spent > 0 ? dollars(spent) : job.spent_replica_s ? html`${number(job.spent_replica_s)}<small>replica-seconds</small>` : "–"}</td>
+    <td>${duration(job.wall_s)}<small>${ago(job.created_at)}</small></td>
     <td class="left now">${job.message ? html`<span class="bad clamp">${first(job.message)}</span>` : replicas || (job.state === "running" ? "at zero" : "")}</td>
   </tr>`;
 }
@@ -85,7 +83,7 @@ export function Jobs() {
       : html`<div class="scroll panel flush" tabindex="0" role="region" aria-label="Jobs"><table class="jobs">
           <caption class="away">Jobs, newest first</caption>
           <thead><tr><th scope="col" class="left">Job</th><th scope="col" class="left">State</th><th scope="col">Step</th><th scope="col">Reward</th>
-            <th scope="col">Pass rate</th><th scope="col">Cost now, against serverful</th><th scope="col">Time</th><th scope="col" class="left">Now</th></tr></thead>
+            <th scope="col">Validation</th><th scope="col">Cost now</th><th scope="col">Time at work</th><th scope="col" class="left">Now</th></tr></thead>
           <tbody ref=${body}>${shown.map((job) => html`<${Row} key=${job.id} job=${job} />`)}</tbody>
         </table></div>
         ${shown.length === 0 && html`<p class="quietly">No job has “${word}” in its id, recipe or state.</p>`}
