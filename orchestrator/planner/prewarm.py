@@ -24,17 +24,17 @@ def prewarm_at_s(first_use_s: float, start_seconds: Sequence[float], *, quantile
 
 
 def prewarmed(
-    case: Case, functions: Collection[str], trainers: Mapping[str, Gangs], generate_gpus: Numbers
+    case: Case, exchange: Array, functions: Collection[str], trainers: Mapping[str, Gangs], generate_gpus: Numbers
 ) -> dict[str, Flags]:  # fmt: skip
     """What is started ahead: the next step's generate only where the pool will have room for it beside the trainers
     that are there in the end. [R] each
     """
-    ahead = case.ahead and not case.policy.keep
-    costs, found = case.costs, {name: np.full(len(generate_gpus), ahead) for name in functions}
+    ahead = case.ahead(exchange) & (not case.policy.keep)
+    costs, found = case.costs, dict.fromkeys(functions, ahead)
     for name, t in trainers.items():
-        found[name] &= t.open_s < t.call_s
+        found[name] = ahead & (t.open_s < t.call_s)
     if costs.pool_gpus is not None and trainers:
         last_s = np.max([t.end_s for t in trainers.values()], axis=0) - costs.start_s[GENERATE]
         there = np.sum([t.counts * (t.end_s > last_s) for t in trainers.values()], axis=0)
-        found[GENERATE] &= generate_gpus + costs.rank_gpus * there <= costs.pool_gpus
+        found[GENERATE] = ahead & (generate_gpus + costs.rank_gpus * there <= costs.pool_gpus)
     return found
