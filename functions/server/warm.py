@@ -1,6 +1,6 @@
 """The warm parent: one process that has the libraries loaded, from which replicas are forked.
 
-    orchestrator  -- {"start": {...}} -->  warm parent  -- listen, fork -->  keeper --> replica (server.serve)
+    orchestrator  -- {"start": {...}} -->  warm parent  -- listen, fork -->  replica (server.serve)
                   <-- started, exited --       |
                   (a socket at standard input; JSON lines; when it closes, all replicas are killed and the parent ends)
 
@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, NoReturn
 
-from functions.server.keeper import HEARD, adopt_orphans, bound_memory, children, keep, kill_orphans
+from functions.server.keeper import adopt_orphans, await_orphans, bound_memory, children, keep, kill_orphans
 from functions.server.settings import Settings, die_with_parent, listen_unix
 
 ONE_THREAD = {
@@ -47,7 +47,9 @@ class WarmParent:
     def __init__(self, control: socket.socket, *, fresh: bool = False) -> None:
         self.control, self.fresh = control, fresh
         self.replicas: dict[int, str] = {}
-        """Names of the replicas that exist, by their keepers' pids."""
+        """Names of the replicas that exist, by their pids."""
+        self.ended: list[tuple[str, int]] = []
+        """Names and exit codes of those whose end has not been told yet: something that they had started is there."""
         self.helpers = children()
         """What libraries have started as they were loaded."""
         self.woken, self.wakeup = socket.socketpair()
@@ -85,54 +87,36 @@ class WarmParent:
         else:
             for pid, name in self.replicas.items():
                 if name == message["kill"]:
-                    os.kill(pid, signal.SIGTERM)
+                    os.kill(pid, signal.SIGKILL)
 
     def start(self, settings: Mapping[str, Any], socket: str, log: str, memory_gb: float | None = None) -> None:
         begun_s = time.perf_counter()
         name, own = settings["name"], os.getpid()
         try:
-            listener = listen_unix(socket)
-            with listener, Pipe() as pids:
-                heard = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # by the keeper, from its first moment
-                try:
-                    keeper = os.fork()
-                    if keeper == 0:
-                        self.keeper(Settings(**settings), listener, log, memory_gb, own, pids)
-                finally:
-                    signal.pthread_sigmask(signal.SIG_SETMASK, heard)
-                self.replicas[keeper] = name
-                pid = pids.receive()
+            with listen_unix(socket) as listener:
+                pid = os.fork()
+                if pid == 0:
+                    self.replica(Settings(**settings), listener, log, memory_gb, own)
         except OSError as error:
             self.tell({"failed": {"name": name, "message": f"cannot start a process: {error}"}})
             return
+        self.replicas[pid] = name
         self.tell({"started": {"name": name, "pid": pid, "fork_s": round(time.perf_counter() - begun_s, 6)}})
 
-    def keeper(
-        self, settings: Settings, listener: socket.socket, log: str, memory_gb: float | None, parent: int, pids: Pipe
+    def replica(
+        self, settings: Settings, listener: socket.socket, log: str, memory_gb: float | None, parent: int
     ) -> NoReturn:
         """The child of `parent`, which may be gone already. Never returns into the parent's code."""
-
-        def told(pid: int) -> None:
-            pids.send(pid)
-            listener.close()
-
-        try:
-            for end in (self.control, self.woken, self.wakeup):
-                end.close()
-            keep(parent, lambda: self.replica(settings, listener, log, memory_gb), told)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-
-    def replica(self, settings: Settings, listener: socket.socket, log: str, memory_gb: float | None) -> NoReturn:
-        """The child of its keeper."""
         code = 1
         try:
+            os.setsid()
+            die_with_parent(parent)
+            adopt_orphans()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
+            for end in (self.control, self.woken, self.wakeup):
+                end.close()
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             nothing = os.open(os.devnull, os.O_RDONLY)
             for target, source in ((0, nothing), (1, output), (2, output)):
@@ -158,48 +142,22 @@ class WarmParent:
             os._exit(code)
 
     def reap(self) -> None:
-        while self.replicas:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
-            if (name := self.replicas.pop(pid, None)) is not None:
-                self.tell({"exited": {"name": name, "code": os.waitstatus_to_exitcode(status)}})
-        kill_orphans({*self.replicas, *self.helpers})  # of a keeper that was killed
+        """Tells of replicas that have ended once all that they had started is gone."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                if (name := self.replicas.pop(ended[0], None)) is not None:
+                    self.ended.append((name, os.waitstatus_to_exitcode(ended[1])))
+        if not kill_orphans({*self.replicas, *self.helpers}):  # else SIGCHLD comes again
+            for name, code in self.ended:
+                self.tell({"exited": {"name": name, "code": code}})
+            self.ended.clear()
 
     def tell(self, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the read that follows sees the end
             self.control.sendall(json.dumps(message).encode() + b"\n")
 
     def end(self) -> None:
-        for pid in self.replicas:
-            os.kill(pid, signal.SIGTERM)
-        for pid in self.replicas:
-            os.waitpid(pid, 0)
-        kill_orphans(self.helpers)
-
-
-class Pipe:
-    """Brings one pid from a child; 0 from one that ended without."""
-
-    def __init__(self) -> None:
-        self.ends = os.pipe()
-
-    def __enter__(self) -> Pipe:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for end in self.ends:
-            with contextlib.suppress(OSError):
-                os.close(end)
-
-    def send(self, pid: int) -> None:
-        os.write(self.ends[1], pid.to_bytes(4))
-        for end in self.ends:
-            os.close(end)
-
-    def receive(self) -> int:
-        os.close(self.ends[1])
-        return int.from_bytes(os.read(self.ends[0], 4))
+        await_orphans(self.helpers)
 
 
 def preload(kinds: Sequence[str], scratch: str | None = None) -> None:
@@ -231,7 +189,7 @@ def main() -> None:
     given = parser.parse_args()
     begun_s = time.perf_counter()
     os.setsid()
-    die_with_parent(given.parent)
+    keep(given.parent)
     adopt_orphans()
     if not given.fresh:
         os.environ.update(ONE_THREAD)

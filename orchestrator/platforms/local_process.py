@@ -101,7 +101,12 @@ class _Parent:
     @classmethod
     async def start(cls, arguments: Sequence[str], log: Path) -> _Parent:
         ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
         with theirs, log.open("ab") as output:
             starting = asyncio.ensure_future(asyncio.create_subprocess_exec(
                 sys.executable, "-m", "functions.server.warm", "--parent", str(os.getpid()), *arguments,
@@ -114,7 +119,7 @@ class _Parent:
             except asyncio.CancelledError:
                 child = await starting
                 with contextlib.suppress(ProcessLookupError):
-                    child.kill()
+                    child.terminate()
                 await child.wait()
                 await _close(writer)
                 raise
