@@ -6,14 +6,14 @@ Each answers a window or a page, thinned out by the server: a job of any length 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 
 from functions.base.logs import LogLine
-from functions.base.wire import Json
+from functions.base.wire import Json, Version
 from functions.call.train_params import rollout_bound
 from orchestrator.api.jobs import ID, Job, Jobs
 from orchestrator.api.launch import OUTPUT
@@ -286,5 +286,18 @@ def checkpoints_of(job: Job, directory: FilePath) -> Json:
     last = {event.data["step"]: event for event in commits}  # a step's event may come once more after a kill
     commits = [last[step] for step in sorted(last)]
     kept = commits[:1] + commits[1:][-job.config.checkpoints.keep :]
-    listed = [{"step": e.data["step"], "created_at": e.time, "versions": e.data["versions"]} for e in kept]
-    return {"checkpoints": listed, "model": (directory / "model").is_dir()}
+    listed = [
+        {
+            "step": e.data["step"], "created_at": e.time, "versions": e.data["versions"],
+            "bytes": held_bytes(directory, e.data["versions"].values()),
+        }
+        for e in kept
+    ]  # fmt: skip
+    return {"checkpoints": listed, "model": (directory / "model").is_dir(), "run": str(directory)}
+
+
+def held_bytes(directory: FilePath, versions: Iterable[Json]) -> int | None:
+    """Of the versions' own files; None where the run's directory does not hold them (another exchange)."""
+    folders = {directory / Version.from_json(version).prefix for version in versions}
+    sizes = [file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file()]
+    return sum(sizes) if sizes else None

@@ -91,10 +91,12 @@ class Checkpoint(BaseModel):
     step: int
     created_at: float
     versions: dict[str, dict[str, Any]]
+    bytes: int | None = Field(description="Of their own files; null where they lie elsewhere")
 
 
 class Checkpoints(BaseModel):
     checkpoints: list[Checkpoint] = Field(description="Oldest first")
+    run: str = Field(description="The run's directory on the server")
     model: bool = Field(description="The final model was exported to `model/` of the run directory")
 
 

@@ -23,7 +23,7 @@ export function Histogram({ scores }) {
 export function Group({ store, query, step, group, close }) {
   const { value, problem } = useAsk(() => store.source.samples({ step, of: query.of, group: group.group, limit: 1000 }), [step, query.of, group.group]);
   const [over, setOver] = useState(false);
-  if (problem) return html`<${Failure} problem=${problem} />`;
+  if (problem && !value) return html`<${Failure} problem=${problem} />`;
   const samples = value?.samples ?? [];
   const first = samples[0];
   const truth = first?.ground_truth;
@@ -41,7 +41,7 @@ export function Group({ store, query, step, group, close }) {
 
 function Over({ store, of, step, group }) {
   const { value, problem } = useAsk(() => store.source.prompt({ of, step, group }), [of, step, group]);
-  if (problem) return html`<${Failure} problem=${problem} />`;
+  if (problem && !value) return html`<${Failure} problem=${problem} />`;
   const scores = (row) => row.samples.map((s) => s.score).filter((s) => s !== null && s !== undefined);
   const columns = [
     { title: "Step", key: "step", left: true }, { title: "Samples", value: (row) => row.samples.length },

@@ -28,7 +28,7 @@ export function Samples({ store }) {
   const chosen = group !== null && value?.groups.find((g) => g.group === group);
   useKeys({ "[": () => move(-1), "]": () => move(1), "/": () => field.current?.focus() });
 
-  if (problem && problem.status !== 404) return html`<${Failure} problem=${problem} />`;
+  if (problem && problem.status !== 404 && !value) return html`<${Failure} problem=${problem} />`;
   const kinds = html`<div class="group" role="group" aria-label="Which samples">${[["training", "Training"], ["validation", "Validation"]].map(([of, text]) => html`<button type="button" aria-pressed=${query.of === of} onClick=${() => { setGroup(null); set({ of, step: null }); }}>${text}</button>`)}</div>`;
   if (value && value.steps.length === 0) {
     return html`<div class="controls">${kinds}</div><div class="empty"><h2>No samples yet</h2><p>The first ${store.job.value.config.telemetry.samples} of each step are kept when it is committed (<code>telemetry.samples</code>).</p></div>`;
