@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from tokenizers import Tokenizer
 
+from functions.base.rows import ground_truths
 from functions.base.samples import Columns, Finish, SampleBatch
 from functions.base.wire import Call, Event, Load, Version
 from functions.call.function import Context, FatalError
@@ -208,4 +209,7 @@ def _text(batch: SampleBatch, i: int, item: Item, result: Scored | Failed) -> by
         "version": int(batch.version[i]),
         "tokens": int(batch.responses.lengths[i]),
     }
+    truth = next(ground_truths(item.row), None)
+    if truth is not None:
+        line["ground_truth"] = truth
     return json.dumps(line, ensure_ascii=False).encode() + b"\n"

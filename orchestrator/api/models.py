@@ -44,9 +44,7 @@ class JobDetail(JobView):
     """A training job with its configuration."""
 
     config: dict[str, Any] = Field(description="The resolved job, without secrets")
-    trains: dict[str, Any] = Field(
-        description="What each model is trained with: the job's over the recipe's settings"
-    )
+    trains: dict[str, Any] = Field(description="What each model is trained with: the job's over the recipe's settings")
 
 
 class JobList(BaseModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from functions.call.train_params import rollout_bound
 from orchestrator.base.errors import RunError
 from orchestrator.commands.arguments import json_output, print_json, run_directory
 from orchestrator.job.config import JobConfig
+from orchestrator.recipes.settings import rollout_diff
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.events import END_TYPES, FILE, read_events
 from orchestrator.run.ledger import Books, read_books, total
 from orchestrator.session.terminal_view import duration, number, sparkline, spending
+from orchestrator.telemetry.health import Sign, health
 from orchestrator.telemetry.validation import validation_names
 from orchestrator.telemetry.where import WORDS, advice, parts_of
 
@@ -27,6 +31,7 @@ HELP = "how far a run has come"
 EXAMPLE = "rlhf-orchestrate status arithmetic"
 LAST_STEPS = 10
 BAR = 36
+LEVELS = {"warn": "yellow", "bad": "red"}
 COLORS = {
     "starting": "magenta", "loading": "yellow", "reading": "cyan", "generating": "blue", "tail": "bright_blue",
     "scoring": "green", "training": "red", "publishing": "bright_cyan", "idle": "bright_black",
@@ -64,6 +69,7 @@ def status(directory: RunDirectory) -> dict[str, Any]:
         "metrics": rows[-1] if rows else {},
         "step_time_s": parts_of(rows[-1]) if rows else {},
         "advice": advice_of(job, rows[-1]) if rows else "",
+        "health": [asdict(sign) for sign in signs_of(job, rows)],
     }
 
 
@@ -124,6 +130,11 @@ def advice_of(job: JobConfig, row: Mapping[str, Any]) -> str:
     return advice(row, policy=job.planner.policy, warm=job.planner.keep_warm)
 
 
+def signs_of(job: JobConfig, rows: Sequence[Mapping[str, Any]]) -> list[Sign]:
+    """Whether the run learns as it should."""
+    return health(rows, rollout_bound(rollout_diff(job), job.model.dtype))
+
+
 def status_table(job: JobConfig, state: str, rows: Sequence[Mapping[str, Any]], books: Books | None) -> RenderableType:
     """Where the job stands, and its last steps."""
     head = Table.grid(padding=(0, 2))
@@ -136,6 +147,9 @@ def status_table(job: JobConfig, state: str, rows: Sequence[Mapping[str, Any]], 
         head.add_row(column, f"{values[0]:.3f} -> {values[-1]:.3f}  {sparkline(values)}")
     if books is not None:
         head.add_row("cost", f"{spending(books.usd, total(books.functions).replica_s)} in {duration(books.wall_s)}")
+    for sign in signs_of(job, rows):
+        if sign.level != "good":
+            head.add_row("look at", Text(f"{sign.name} {sign.value}: {sign.reason}", LEVELS[sign.level]))
     if rows and (parts := parts_of(rows[-1])):
         head.add_row("last step", bar(parts))
         head.add_row("", advice_of(job, rows[-1]))

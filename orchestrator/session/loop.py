@@ -207,6 +207,7 @@ class Loop:
         report.metrics |= validation_metrics(held_out, accuracy or scores, scores, config.n)
         report.observed[ACCURACY_GIVEN] = float(bool(accuracy))
         report.calls += context.report.calls
+        report.validation_texts += context.report.texts
         report.stages.append(StageTime("testing", "generate", start_s, now_s()))
 
     async def _commit(

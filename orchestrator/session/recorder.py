@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from functions.base.samples import Columns
-from functions.base.wire import Json
+from functions.base.wire import Json, Ref
 from orchestrator.base.background import Retried, guarded, in_one_line, stopped
 from orchestrator.base.errors import RunError
 from orchestrator.calls.exchange import AsyncExchange
@@ -101,18 +101,27 @@ class Recorder:
         return total(self._ledger.count(self._platform.usage(), asyncio.get_running_loop().time()).functions)
 
     async def keep_samples(self, number: int, report: StepReport) -> None:
-        """Writes samples/NNNNNN.jsonl: the first of the step's scored samples, in the order (group, index)."""
-        texts = [json.loads(line) for ref in report.texts for line in (await self._store.get(ref)).splitlines()]
-        kept = sorted(texts, key=lambda text: (text["group"], text["index"]))[: self._job.telemetry.samples]
+        """Writes samples/NNNNNN.jsonl: the first of the step's scored samples, in the order (group, index); and
+        samples/validation-NNNNNN.jsonl, those of the validation after it."""
+        kept = await self._texts(report.texts)
         if kept and report.mismatch is not None:
             found = Columns.decode(await self._store.get(report.mismatch))
-            mismatch = dict(zip(found.keys, found.sample["mismatch"].tolist(), strict=True))
-            for text in kept:
-                text["mismatch"] = mismatch.get((text["group"], text["index"]))  # None: it did not train
+            for name in found.sample:
+                said = dict(zip(found.keys, found.sample[name].tolist(), strict=True))
+                for text in kept:
+                    text[name] = said.get((text["group"], text["index"]))  # None: it did not train
+        self._write_texts(f"{number:06d}", kept)
+        self._write_texts(f"validation-{number:06d}", await self._texts(report.validation_texts))
+
+    async def _texts(self, refs: Sequence[Ref]) -> list[Json]:
+        texts = [json.loads(line) for ref in refs for line in (await self._store.get(ref)).splitlines()]
+        return sorted(texts, key=lambda text: (text["group"], text["index"]))[: self._job.telemetry.samples]
+
+    def _write_texts(self, name: str, kept: Sequence[Json]) -> None:
         if kept:
             lines = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in kept)
             try:
-                write_atomically(self._path / "samples" / f"{number:06d}.jsonl", lines.encode())
+                write_atomically(self._path / "samples" / f"{name}.jsonl", lines.encode())
             except OSError as error:
                 raise RunError(f"{self._path / 'samples'}: cannot be written: {error.strerror}") from error
 

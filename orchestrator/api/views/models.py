@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -91,11 +91,33 @@ class Checkpoint(BaseModel):
     step: int
     created_at: float
     versions: dict[str, dict[str, Any]]
+    bytes: int | None = Field(description="Of their own files; null where they lie elsewhere")
 
 
 class Checkpoints(BaseModel):
     checkpoints: list[Checkpoint] = Field(description="Oldest first")
+    run: str = Field(description="The run's directory on the server")
     model: bool = Field(description="The final model was exported to `model/` of the run directory")
+
+
+class Sign(BaseModel):
+    """A number that says how a run does (orchestrator/telemetry/health.py)."""
+
+    name: str
+    level: Literal["good", "warn", "bad"]
+    value: str
+    reason: str = Field(description="What it is, and its bound")
+
+
+class Health(BaseModel):
+    signs: list[Sign] = Field(description="Empty before the first training step")
+
+
+class Group(BaseModel):
+    group: int
+    count: int
+    mean: float
+    deviation: float
 
 
 class Samples(BaseModel):
@@ -104,10 +126,21 @@ class Samples(BaseModel):
     step: int | None
     steps: list[int] = Field(description="The first and the last step that have samples; empty: none has")
     total: int = Field(description="How many of them match")
+    scores: list[float] = Field(description="Of all samples of the step that are kept")
+    groups: list[Group] = Field(description="Of each prompt: its samples' mean score and deviation")
     samples: list[dict[str, Any]] = Field(
-        description="group, index, prompt, response, score, tokens, finish, version; `mismatch`: mean absolute "
-        "difference of the trainer's and the engine's log-probabilities of its tokens"
+        description="group, index, prompt, response, score, tokens, finish, version, ground_truth; `advantage`: mean "
+        "of its tokens; `mismatch`: mean absolute difference of the trainer's and the engine's log-probabilities"
     )
+
+
+class PromptStep(BaseModel):
+    step: int
+    samples: list[dict[str, Any]]
+
+
+class PromptSteps(BaseModel):
+    steps: list[PromptStep] = Field(description="At most 20, the newest that have the prompt, oldest first")
 
 
 class FunctionTimeline(BaseModel):

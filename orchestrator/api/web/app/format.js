@@ -83,3 +83,9 @@ export function ticks(values, unit = "") {
   const digits = Math.max(0, Math.floor(Math.log10(most)) + places);
   return values.map((v) => (v === null ? "" : v === 0 ? `${unit}0` : small ? `${unit}${v.toExponential(digits)}` : `${unit}${v.toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places })}`));
 }
+
+export function bytes(count) {
+  if (count === null || count === undefined) return NONE;
+  const [unit, size] = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]].find(([, s]) => count >= s) ?? ["B", 1];
+  return `${number(count / size)} ${unit}`;
+}

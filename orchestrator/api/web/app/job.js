@@ -6,6 +6,7 @@ import { Failure, State } from "app/parts.js";
 import { moment } from "app/format.js";
 import { Actions } from "app/actions.js";
 import { Tiles } from "app/tiles.js";
+import { Health } from "app/health.js";
 import { Trouble } from "app/trouble.js";
 import { Where } from "app/where.js";
 import { Gantt } from "app/gantt.js";
@@ -78,6 +79,7 @@ export function Job({ id, source, made }) {
     <progress class="steps" max=${job.steps} value=${job.step ?? 0} aria-label="steps done"></progress>
     <${Trouble} store=${store} job=${job} />
     <${Tiles} store=${store} job=${job} />
+    <${Health} store=${store} />
     <${Tabs} tab=${tab} open=${open} />
     <div role="tabpanel" id="tabpanel" aria-labelledby=${`tab-${tab}`} class=${`tab ${tab}`}><${Shown} store=${store} /></div>
     <p class="away" role="status" aria-live="polite">${said}</p>

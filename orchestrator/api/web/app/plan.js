@@ -13,7 +13,7 @@ export function Plan({ store }) {
   const last = store.job.value.steps;
   const move = (by) => setStep(Math.max(1, Math.min(last, at + by)));
   useKeys({ "[": () => move(-1), "]": () => move(1) });
-  if (problem) return html`<${Failure} problem=${problem} />`;
+  if (problem && !value) return html`<${Failure} problem=${problem} />`;
   if (!value) return html`<p class="quietly">Reading the plan…</p>`;
   if (!value.plan) {
     return html`<div class="empty"><h2>${step === null ? "No plan yet" : `Step ${step} was not planned`}</h2>

@@ -1,7 +1,7 @@
 // What the job was told, and the versions that are kept.
 import { html } from "app/html.js";
-import { Panel, Table, useAsk } from "app/parts.js";
-import { moment } from "app/format.js";
+import { Copied, Panel, Table, useAsk } from "app/parts.js";
+import { bytes, moment } from "app/format.js";
 
 export function Settings({ store }) {
   const { value } = useAsk(() => store.source.checkpoints(), [store.steps.value, store.job.value.state]);
@@ -10,7 +10,8 @@ export function Settings({ store }) {
   return html`
     <${Panel} title="Checkpoints" note=${value?.model ? "the final model is exported to model/ of the run directory" : ""}>
       ${rows.length
-        ? html`<${Table} caption="Versions whose weights are kept" hidden=${true} rows=${rows} columns=${[{ title: "Step", key: "step", left: true }, { title: "Versions", key: "models", left: true }, { title: "Committed", value: (row) => moment(row.created_at), left: true }]} />`
+        ? html`<${Table} caption="Versions whose weights are kept" hidden=${true} rows=${rows} columns=${[{ title: "Step", key: "step", left: true }, { title: "Versions", key: "models", left: true }, { title: "Size", value: (row) => bytes(row.bytes) }, { title: "Committed", value: (row) => moment(row.created_at), left: true },
+            { title: "As a model", left: true, value: (row) => html`<${Copied} text=${`rlhf-orchestrate export ${value.run} --step ${row.step} model-${row.step}`} />` }]} />`
         : html`<p class="quietly">The first is kept with step 0.</p>`}
     </${Panel}>
     <${Panel} title="Configuration" note="as resolved: the job file, the recipe's settings under it, defaults under both">

@@ -10,7 +10,7 @@ const word = (part) => WORDS[part] ?? part;
 export function Where({ store }) {
   const [to, setTo] = useState(null); // the last step that is shown; null: the newest
   const { value, problem } = useAsk(() => store.source.where(to, SHOWN), [to, store.steps.value, store.job.value.step]);
-  if (problem) return html`<${Failure} problem=${problem} />`;
+  if (problem && !value) return html`<${Failure} problem=${problem} />`;
   const steps = value?.steps ?? [];
   if (!steps.length) return html`<${Panel} title="Where the time goes"><p class="quietly">${value ? "Told from the first committed step on." : "Reading the steps…"}</p></${Panel}>`;
   const total = (s) => Object.values(s.parts).reduce((a, b) => a + b, 0);
