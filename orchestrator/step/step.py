@@ -65,7 +65,7 @@ class Step:
     def reward(self, samples: Samples, prompts: PromptSet | None = None, *, name: str = "reward") -> Scores:
         """The scorer's columns ("score" and whatever else it returns) for each sample."""
         weights = {"policy": "actor"} | ({"model": "reward"} if "reward" in self._context.versions else {})
-        scorer = self._context.job.reward.model_dump(exclude={"model"})
+        scorer = self._context.job.scoring
         return self._columns(samples, name, "reward", "score", scorer, weights, prompts or self.prompts)
 
     def reference(self, samples: Samples) -> list[Scores]:
