@@ -111,7 +111,7 @@ class Bench:
 
 async def measure(root: Path, samples: Ref, version: Version, *, warm_parent: bool, repeats: int) -> dict[str, object]:
     specs = [FunctionSpec(k, k, {"engine": "torch"} if k == "generate" else {}) for k in KINDS]
-    platform = LocalPlatform(str(root), "job", log_dir=root / "logs", warm_parent=warm_parent)
+    platform = LocalPlatform(str(root), "job", log_dir=root / "logs", warm_parent=warm_parent, parked_gb=0)
     try:
         begun = time.perf_counter()
         await platform.deploy(specs)

@@ -83,7 +83,7 @@ async def measure(
     exchange = DirectoryExchange(str(root / "job"))
     hint = json.dumps(Hint(0, [Load("generate", {"policy": version})]).to_json()).encode()
     options = {"engine": engine} | ({"vllm": {"context": 256}} if engine == "vllm" else {})
-    platform = LocalPlatform(str(root), "job", log_dir=root / "logs", warm_parent=parent == "warm")
+    platform = LocalPlatform(str(root), "job", log_dir=root / "logs", warm_parent=parent == "warm", parked_gb=0)
     runs: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
     try:
         await platform.deploy([FunctionSpec("generate", "generate", options)])

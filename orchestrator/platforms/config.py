@@ -73,6 +73,9 @@ class PlatformConfig(Section):
     kind: Literal["local", "knative"] = "local"
     warm_parent: bool = True
     """Local: fork replicas from one process that has the libraries loaded; false: each replica starts afresh."""
+    parked_gb: float | None = Field(None, ge=0)
+    """Local: memory for parked processes, which the next start of their function takes; 0: none parks (default: half of
+    the machine's)."""
     knative: KnativeConfig | None = None
 
     @model_validator(mode="after")

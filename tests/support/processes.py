@@ -33,3 +33,9 @@ def exists(pid: int) -> bool:
     with suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+def private_mb(pid: int | str = "self") -> float:
+    """Memory that is the process's own: anonymous pages, no file's (proc(5), smaps)."""
+    lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
