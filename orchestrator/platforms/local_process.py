@@ -22,6 +22,9 @@ from orchestrator.platforms.base import PlatformError
 Settings = Mapping[str, Any]
 """Keyword arguments of functions.server.settings.Settings; JSON values."""
 
+ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
+"""Else glibc keeps up to 64 MB for each thread that has freed them, also of a process that parks (malloc_trim(3))."""
+
 
 @dataclass(frozen=True, eq=False)
 class Process:
@@ -111,7 +114,7 @@ class _Agent:
         with theirs, log.open("ab") as output:
             starting = asyncio.ensure_future(asyncio.create_subprocess_exec(
                 sys.executable, "-m", "functions.server.agent", "--parent", str(os.getpid()), *arguments,
-                stdin=theirs.fileno(), stdout=output, stderr=output,
+                stdin=theirs.fileno(), stdout=output, stderr=output, env={**os.environ, **ONE_HEAP},
             ))  # fmt: skip
             try:
                 child = await asyncio.shield(starting)

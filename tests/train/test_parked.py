@@ -10,8 +10,9 @@ import pytest
 from functions.base.wire import Json, Version
 from functions.models.parked import give_back
 from functions.train.function import TrainFunction
+from functions.train.state import tensors_of
 from functions.weights.base import import_model
-from tests.support.processes import private_mb
+from tests.support.processes import mapping, private_mb
 from tests.support.train_call import ADAM, BASE, Bench, same_bits, save_tiny
 
 
@@ -45,17 +46,17 @@ def test_a_parked_trainer_has_nothing_in_private_memory(bench: Bench, tmp_path: 
     bench.call(params, id="warm-up", version=base)
     gc.collect()
     give_back()
-    empty, function = private_mb(), TrainFunction(device="cpu")
-    made = bench.call(params, id="c", version=base, function=function)
-    assert private_mb() - empty > 2.5 * size_mb, "weights and two moments"
-    function.park()
-    gc.collect()
-    assert private_mb() - empty < 0.4 * size_mb
-    function.unpark()
-    bench.call(params, id="d", version=Version.from_json(made["version"]), function=function)
-    function.park()
-    gc.collect()
-    assert private_mb() - empty < 0.4 * size_mb, "gradients are gone as well"
+    empty, function, version = private_mb(), TrainFunction(device="cpu"), base
+    for name in ("c", "d"):  # the second step with gradients of the first, and tensors that are mapped already
+        made = bench.call(params, id=name, version=version, function=function)
+        version = Version.from_json(made["version"])
+        held = private_mb() - empty
+        assert function.park() == version.number
+        gc.collect()
+        assert held - (private_mb() - empty) > 3 * size_mb, "two moments, what was published, gradients"
+        assert function._held is not None
+        assert {mapping(t.data_ptr()) for t in tensors_of(function._held)} == {"/memfd:parked (deleted)"}
+        function.unpark()
 
 
 def test_a_trainer_that_holds_nothing_parks() -> None:
