@@ -1,10 +1,13 @@
 """The node agent: one process that has the libraries loaded, forks replicas, and keeps them parked between their uses.
 
-    orchestrator  -- start, park, kill -->  agent  -- fork -->  keeper --> replica (server.serve)
-                  <-- started, gone ------    |    <-- park, unpark, parked, awake (a socket of its own) -->
-                  (a socket at standard input, JSON lines; when it closes, all is killed and the agent ends)
+    client  -- start, park, kill -->  agent  -- fork -->  keeper --> replica (server.serve)
+            <-- started, gone ------    |    <-- park, unpark, parked, awake (a socket of its own) -->
 
-    in:   {"start": {"settings": {...}, "log": path, "memory_gb": bound or null}}    {"park": name}    {"kill": name}
+    client: the orchestrator, on its machine: a socket at standard input; when it closes, the agent ends and takes all
+            along. On a node of a cluster one of many tickets (ticket.py), at the Unix socket `--listen`; when one
+            closes, the processes that it uses are killed
+
+    in:   {"start": {"settings": {...}, "log", "memory_gb", "env": {...}}}    {"park": name}    {"kill": name}
     out:  {"ready": {"threads", "rss_mb", "seconds"}}    {"started": {"name", "pid", "socket", "parked", "seconds"}}
           {"gone": {"name", "code", "parked"}}    {"failed": {"name", "message"}}    code as subprocess: -9 for SIGKILL
 
@@ -21,7 +24,8 @@ which users' code has left processes behind, is ended instead: nothing that a re
 Forking is safe because the agent has one thread: numeric libraries are held to one before they load, nothing that
 starts a thread is used, and an agent that has more than one after loading says so and ends. `gc.freeze()` keeps the
 collector of the replicas off the shared pages. A replica's socket listens before the fork, so its caller need not wait.
-With --fresh nothing is loaded beforehand, each replica is a new interpreter, and nothing parks.
+With --fresh nothing is loaded beforehand, each replica is a new interpreter, and nothing parks. GET /metrics and
+/healthz/live are answered at `--port`.
 """
 
 from __future__ import annotations
@@ -29,7 +33,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import os
 import shutil
 import signal
@@ -37,13 +40,16 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
-from typing import Literal
 
+from functions.base.prometheus import CONTENT_TYPE
+from functions.base.wire import Json
 from functions.server import keeper
+from functions.server.agent_metrics import EVICTIONS, HITS, MISSES, AgentMetrics
 from functions.server.forked import Start, fork
+from functions.server.kept import Replica, identity, resident_bytes, started_by
 from functions.server.lines import Lines
 from functions.server.settings import die_with_parent, listen_unix
 
@@ -56,43 +62,13 @@ ONE_THREAD = {
 }
 OURS = ("generate", "reference", "train")
 """Kinds that run no users' code: processes that they start are part of them (vLLM's workers)."""
-PARK_S, WAKE_S = 120.0, 10.0
-"""Most that a process takes to leave its accelerator, and to say that it has heard that it is wanted."""
-
-State = Literal["working", "parking", "parked", "waking", "ending"]
-
-
-@dataclass(eq=False)
-class Replica:
-    """A process. `start` is that of its life, or the last one's while it is parked."""
-
-    number: int
-    keeper: int
-    pid: int
-    control: Lines
-    start: Start
-    begun_s: float
-    state: State = "working"
-    since_s: float = 0.0
-    used: bool = True
-    """The client has it, and has not been told that it is gone."""
-    version: int = -1
-    resident_bytes: int = 0
-    following: Start | None = None
-    """The start that waits for it: to be awake, or first to be parked."""
-
-    def enter(self, state: State) -> None:
-        self.state, self.since_s = state, time.monotonic()
-
-    @property
-    def late_s(self) -> float:
-        """When it has taken too long for what it was told; never where it was told nothing."""
-        return self.since_s + {"parking": PARK_S, "waking": WAKE_S}.get(self.state, float("inf"))
 
 
 class NodeAgent:
-    def __init__(self, client: socket.socket, scratch: Path, *, parked_bytes: int, fresh: bool = False) -> None:
-        self.client, self.scratch, self.fresh = Lines(client), scratch, fresh
+    def __init__(self, scratch: Path, *, parked_bytes: int, fresh: bool = False) -> None:
+        self.scratch, self.fresh = scratch, fresh
+        self.clients: set[Lines] = set()
+        self.told = AgentMetrics(parked_bytes)
         self.parked_bytes = 0 if fresh else parked_bytes
         self.replicas: dict[int, Replica] = {}
         """By their keepers' pids; parked ones in the order in which they parked, after all others."""
@@ -103,15 +79,25 @@ class NodeAgent:
         for end in (self.woken, self.wakeup):
             end.setblocking(False)
         self.selector = DefaultSelector()
+        self.listeners: list[socket.socket] = []
         self.over = False
 
+    def serve(self, client: socket.socket, *, alone: bool) -> None:
+        """From now on; `alone`: the agent ends with it."""
+        lines = Lines(client)
+        self.clients.add(lines)
+        self.selector.register(client, EVENT_READ, lambda: self.hear_client(lines, alone))
+
+    def listen(self, listener: socket.socket, accept: Callable[[socket.socket], None]) -> None:
+        self.selector.register(listener, EVENT_READ, lambda: accept(listener.accept()[0]))
+        self.listeners.append(listener)
+
     def run(self) -> None:
-        """Serves until the client closes its socket or SIGTERM comes."""
+        """Serves until a client that was alone closes its socket, or SIGTERM comes."""
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, lambda _number, _frame: None)  # heard through the wakeup descriptor
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.set_wakeup_fd(self.wakeup.fileno(), warn_on_full_buffer=False)
-        self.selector.register(self.client.socket, EVENT_READ, self.hear_client)
         self.selector.register(self.woken, EVENT_READ, self.hear_signals)
         while not self.over:
             for key, _ in self.selector.select(self.patience_s()):
@@ -132,18 +118,34 @@ class NodeAgent:
         self.reap()
         self.over |= signal.SIGTERM in numbers
 
-    def hear_client(self) -> None:
-        lines = self.client.read()
+    def hear_client(self, client: Lines, alone: bool) -> None:
+        try:
+            for message in (lines := client.read()) or ():
+                self.obey(client, message)
+        except (ValueError, TypeError) as error:
+            client.tell(failed={"name": "", "message": f"not understood: {' '.join(str(error).split())}"})
+            lines = None
         if lines is None:
-            self.over = True
-        for message in lines or ():
-            if "start" in message:
-                self.start(Start(**message["start"]))
-                continue
-            name = message.get("park", message.get("kill"))
-            for replica in list(self.replicas.values()):
-                if replica.state == "working" and replica.start.name == name:
-                    self.park(replica) if "park" in message else self.kill(replica)
+            self.selector.unregister(client.socket)
+            client.socket.close()
+            self.clients.discard(client)
+            self.over |= alone
+            for replica in self.replicas.values():
+                if replica.client is client:
+                    self.kill(replica)
+                elif replica.following is not None and replica.following[0] is client:
+                    replica.following = None
+                    if replica.state == "waking":
+                        self.kill(replica)
+
+    def obey(self, client: Lines, message: Json) -> None:
+        if "start" in message:
+            self.start(client, Start(**message["start"]))
+            return
+        name = message.get("park", message.get("kill"))
+        for replica in list(self.replicas.values()):
+            if replica.client is client and replica.state == "working" and replica.start.name == name:
+                self.park(replica) if "park" in message else self.kill(replica)
 
     def hear_replica(self, replica: Replica) -> None:
         lines = replica.control.read()
@@ -159,42 +161,44 @@ class NodeAgent:
 
     # --- zero, working, parked -------------------------------------------------------------------------------------
 
-    def start(self, start: Start) -> None:
-        same = [r for r in self.replicas.values() if r.following is None and _identity(r.start) == _identity(start)]
+    def start(self, client: Lines, start: Start) -> None:
+        same = [r for r in self.replicas.values() if r.following is None and identity(r.start) == identity(start)]
         parked = [replica for replica in same if replica.state == "parked"]
         if parked:
-            self.wake(max(parked, key=lambda replica: (replica.version, replica.since_s)), start)
+            self.wake(max(parked, key=lambda replica: (replica.version, replica.since_s)), client, start)
         elif parking := [replica for replica in same if replica.state == "parking"]:
-            parking[0].following = start
+            parking[0].following = client, start
         else:
-            self.fork(start)
+            self.told.add(MISSES, 1)
+            self.fork(client, start)
 
-    def fork(self, start: Start) -> None:
+    def fork(self, client: Lines, start: Start) -> None:
         begun_s, number = time.monotonic(), self.made
         self.made += 1
         scratch, path = self.scratch / str(number), self.scratch / f"{number}.sock"
-        start = Start({**start.settings, "scratch": str(scratch)}, start.log, start.memory_gb)
+        start = replace(start, settings={**start.settings, "scratch": str(scratch)})
         ours, theirs = socket.socketpair()
         try:
             scratch.mkdir()
             listener = listen_unix(str(path))
             with listener, theirs:
                 others = [replica.control.socket for replica in self.replicas.values()]
-                shut = [self.client.socket, self.woken, self.wakeup, self.selector, ours, *others]
+                clients = [one.socket for one in self.clients]
+                shut = [self.woken, self.wakeup, self.selector, ours, *others, *clients, *self.listeners]
                 pid, replica_pid = fork(start, listener, theirs, shut, fresh=self.fresh)
         except OSError as error:
             ours.close()
             self.remove(number)
-            self.client.tell(failed={"name": start.name, "message": f"cannot start a process: {error}"})
+            client.tell(failed={"name": start.name, "message": f"cannot start a process: {error}"})
             return
-        self.replicas[pid] = replica = Replica(number, pid, replica_pid, Lines(ours), start, begun_s)
+        self.replicas[pid] = replica = Replica(number, pid, replica_pid, Lines(ours), start, begun_s, client)
         self.selector.register(ours, EVENT_READ, lambda: self.hear_replica(replica))
         self.started(replica, parked=False)
 
     def started(self, replica: Replica, *, parked: bool) -> None:
+        assert replica.client is not None, "who has asked for it"
         replica.enter("working")
-        replica.used = True
-        self.client.tell(started={
+        replica.client.tell(started={
             "name": replica.start.name, "pid": replica.pid, "socket": str(self.scratch / f"{replica.number}.sock"),
             "parked": parked, "seconds": round(time.monotonic() - replica.begun_s, 6),
         })  # fmt: skip
@@ -207,18 +211,18 @@ class NodeAgent:
         replica.control.tell(park={})
 
     def parked(self, replica: Replica, version: int | None) -> None:
-        if replica.start.settings["kind"] not in OURS and _started_by(replica):
+        if replica.start.settings["kind"] not in OURS and started_by(replica):
             self.kill(replica)
             return
         replica.version = -1 if version is None else version
         replica.resident_bytes = resident_bytes(replica.pid)
         replica.enter("parked")
         self.replicas[replica.keeper] = self.replicas.pop(replica.keeper)
-        replica.used = False
-        self.client.tell(gone={"name": replica.start.name, "code": 0, "parked": True})
+        if replica.client is not None:
+            replica.client.tell(gone={"name": replica.start.name, "code": 0, "parked": True})
+        replica.client = None
         if replica.following is not None:
-            following, replica.following = replica.following, None
-            self.wake(replica, following)
+            self.wake(replica, *replica.following)
         self.evict()
 
     def evict(self) -> None:
@@ -228,16 +232,18 @@ class NodeAgent:
         for replica in parked:
             if excess > 0:
                 excess -= replica.resident_bytes
+                self.told.add(EVICTIONS, 1)
                 self.kill(replica)
 
-    def wake(self, replica: Replica, start: Start) -> None:
+    def wake(self, replica: Replica, client: Lines, start: Start) -> None:
         replica.enter("waking")
-        replica.following, replica.begun_s = start, time.monotonic()
+        replica.following, replica.begun_s = (client, start), time.monotonic()
         replica.control.tell(unpark={"name": start.name, "log": start.log})
 
     def awake(self, replica: Replica) -> None:
         assert replica.following is not None, "as it was told to wake"
-        replica.start, replica.following = replica.following, None
+        (replica.client, replica.start), replica.following = replica.following, None
+        self.told.add(HITS, 1)
         self.started(replica, parked=True)
 
     def kill(self, replica: Replica) -> None:
@@ -259,10 +265,10 @@ class NodeAgent:
             self.selector.unregister(replica.control.socket)
         replica.control.socket.close()
         self.remove(replica.number)
-        if replica.used:
-            self.client.tell(gone={"name": replica.start.name, "code": code, "parked": False})
+        if replica.client is not None:
+            replica.client.tell(gone={"name": replica.start.name, "code": code, "parked": False})
         if replica.following is not None:
-            self.start(replica.following)
+            self.start(*replica.following)
 
     def remove(self, number: int) -> None:
         """What a process had in the agent's directory."""
@@ -277,31 +283,17 @@ class NodeAgent:
             self.remove(replica.number)
         keeper.kill_orphans(self.helpers)
 
-
-def _identity(start: Start) -> tuple[str, float | None]:
-    """What must be equal for a parked process to serve a start: everything but its name, the job's token included."""
-    settings = {key: value for key, value in start.settings.items() if key not in ("name", "scratch")}
-    return json.dumps(settings, sort_keys=True), start.memory_gb
-
-
-def _started_by(replica: Replica) -> list[int]:
-    """Processes that it has started, and those that they left to its keeper."""
-    found = [int(pid) for path in Path(f"/proc/{replica.pid}/task").glob("*/children") for pid in _read(path).split()]
-    of_keeper = _read(Path(f"/proc/{replica.keeper}/task/{replica.keeper}/children")).split()
-    return found + [int(pid) for pid in of_keeper if int(pid) != replica.pid]
-
-
-def resident_bytes(pid: int) -> int:
-    """Memory that would be free without this process: what it shares is counted in parts (proc(5), Pss)."""
-    lines = _read(Path(f"/proc/{pid}/smaps_rollup")).splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-
-
-def _read(path: Path) -> str:
-    """Nothing where the process has just ended."""
-    with contextlib.suppress(OSError):
-        return path.read_text()
-    return ""
+    def answer(self, connection: socket.socket) -> None:
+        """One request for metrics, or for a sign of life."""
+        connection.settimeout(1.0)
+        with connection, contextlib.suppress(OSError):
+            path = (connection.recv(4096).split() or [b""])[1:2]
+            parked = [replica.resident_bytes for replica in self.replicas.values() if replica.state == "parked"]
+            body = (
+                self.told.text(len(self.replicas) - len(parked), parked).encode() if path == [b"/metrics"] else b"ok\n"
+            )
+            head = f"HTTP/1.1 200 OK\r\ncontent-type: {CONTENT_TYPE}\r\ncontent-length: {len(body)}\r\n"
+            connection.sendall(head.encode() + b"connection: close\r\n\r\n" + body)
 
 
 def rss_mb() -> float:
@@ -311,7 +303,9 @@ def rss_mb() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m functions.server.agent", description=__doc__.partition("\n")[0])
-    parser.add_argument("--parent", type=int, required=True, help="pid of the orchestrator")
+    parser.add_argument("--parent", type=int, help="pid of the orchestrator, with a socket at standard input")
+    parser.add_argument("--listen", help="path of a Unix socket for tickets")
+    parser.add_argument("--port", type=int, help="TCP port of /metrics and /healthz/live")
     parser.add_argument("--vllm", action="store_true", help="load vLLM too")
     parser.add_argument("--fresh", action="store_true", help="load nothing: each replica is a new interpreter")
     parser.add_argument("--scratch", required=True, help="directory for sockets and what replicas put aside")
@@ -320,7 +314,8 @@ def main() -> None:
     given = parser.parse_args()
     begun_s = time.perf_counter()
     os.setsid()
-    die_with_parent(given.parent)
+    if given.parent is not None:
+        die_with_parent(given.parent)
     keeper.adopt_orphans()
     if not given.fresh:
         os.environ.update(ONE_THREAD)
@@ -331,15 +326,21 @@ def main() -> None:
         from functions.generate.vllm import start as vllm_start
 
         vllm_start.preload()
-    client, parked_bytes = socket.socket(fileno=os.dup(0)), int(given.parked_gb * 1e9)
-    agent = NodeAgent(client, Path(given.scratch), parked_bytes=parked_bytes, fresh=given.fresh)
+    agent = NodeAgent(Path(given.scratch), parked_bytes=int(given.parked_gb * 1e9), fresh=given.fresh)
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         sys.exit(f"the node agent has {threads} threads after loading {' '.join(given.kinds)}: a fork is not safe")
     gc.collect()
     gc.freeze()
     seconds = time.perf_counter() - begun_s
-    agent.client.tell(ready={"threads": threads, "rss_mb": round(rss_mb(), 1), "seconds": round(seconds, 3)})
+    if given.port is not None:
+        agent.listen(socket.create_server(("", given.port)), agent.answer)
+    if given.listen is not None:
+        agent.listen(listen_unix(given.listen), lambda client: agent.serve(client, alone=False))
+    if given.parent is not None:
+        agent.serve(socket.socket(fileno=os.dup(0)), alone=True)
+    for client in agent.clients:
+        client.tell(ready={"threads": threads, "rss_mb": round(rss_mb(), 1), "seconds": round(seconds, 3)})
     try:
         agent.run()
     finally:

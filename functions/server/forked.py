@@ -9,7 +9,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 from functions.server.keeper import HEARD, bound_memory, keep
@@ -23,11 +23,12 @@ class Closes(Protocol):
 @dataclass(frozen=True)
 class Start:
     """What a client of the agent wants: a replica of `settings` (JSON; its scratch is the agent's affair) that writes
-    to `log` and takes at most `memory_gb` (None: no bound)."""
+    to `log` ("": the agent's own) and takes at most `memory_gb` (None: no bound), with `env` over the agent's."""
 
     settings: Mapping[str, Any]
     log: str
     memory_gb: float | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -83,6 +84,7 @@ def _replica(start: Start, listener: socket.socket, control: socket.socket, fres
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         write_to(start.log)
+        os.environ.update(start.env)
         if start.memory_gb is not None:
             bound_memory(start.memory_gb)
         settings = Settings(**start.settings)
@@ -106,7 +108,9 @@ def _replica(start: Start, listener: socket.socket, control: socket.socket, fres
 
 
 def write_to(log: str) -> None:
-    """What this process prints from here on."""
+    """What this process prints from here on goes there; "": where it went."""
+    if not log:
+        return
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for target in (1, 2):
         os.dup2(output, target)

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from functions.base.logs import About, finish_printed
+from functions.base.wire import ALIVE
 from functions.call import userfile
 from functions.call.function import Function, Parks
-from functions.exchange.base import Exchange
+from functions.exchange.base import Exchange, Unavailable
 from functions.exchange.open import open_exchange
 from functions.server import kinds
 from functions.server.preload import Ahead
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     import asyncio
 
     from functions.server.app import Open, Server
+
+LOOK_S = 10.0
+"""How often a parked process looks whether its job still has an orchestrator."""
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +43,7 @@ class Work:
     def __init__(self, settings: Settings, scratch: str, about: About) -> None:
         self.settings, self.scratch, self.about = settings, scratch, about
         self.queue: queue.SimpleQueue[Open | Callable[[], None] | None] = queue.SimpleQueue()
+        self.parked = False
         self._made: Function | None = None
         self._opened: Exchange | None = None
         self._ahead: Ahead | None = None
@@ -51,7 +56,7 @@ class Work:
                 self.function()
                 server.told.built()
         self.load_ahead(server)
-        while (it := self.queue.get()) is not None:
+        while (it := self.next()) is not None:
             if callable(it):
                 it()
                 continue
@@ -67,6 +72,17 @@ class Work:
             log.info("%s ends: %s after %.3f s", call.operation, outcome, attempt.meter.now_s())
             self.about.call = {}
             loop.call_soon_threadsafe(server.ended, it, outcome)
+
+    def next(self) -> Open | Callable[[], None] | None:
+        """What is to be done; a parked process whose job has no orchestrator any more ends while it waits."""
+        while self.parked and self.settings.leased:
+            with contextlib.suppress(queue.Empty):
+                return self.queue.get(timeout=LOOK_S)
+            with contextlib.suppress(Unavailable):
+                if not self.exchange().wait(ALIVE, 0):
+                    log.info("parked, and the job's orchestrator is gone: exit")
+                    return None
+        return self.queue.get()
 
     def function(self) -> Function:
         if self._made is None:
@@ -96,12 +112,14 @@ class Work:
             raise ValueError(f"{type(self._made).__name__} cannot park")
         begun_s = time.monotonic()
         version = self._made.park()
+        self.parked = True
         log.info("parked after %.3f s", time.monotonic() - begun_s)
         return version
 
     def unpark(self, server: Server) -> None:
         """Back, as another replica of the function. A process that does not come back as it was ends, and says why."""
         begun_s = time.monotonic()
+        self.parked = False
         try:
             assert isinstance(self._made, Parks)
             self._made.unpark()

@@ -26,6 +26,7 @@ import os, socket, sys, time
 from pathlib import Path
 from functions.server.agent import NodeAgent
 from functions.server.forked import Start
+from functions.server.lines import Lines
 
 fork = os.fork
 
@@ -39,8 +40,8 @@ def fork_and_die():
 
 os.fork = fork_and_die
 settings = {"kind": "reward", "exchange": sys.argv[1] + "/exchange", "job": "job", "name": "orphan"}
-agent = NodeAgent(socket.socketpair()[0], Path(sys.argv[1]), parked_bytes=0)
-agent.start(Start(settings, sys.argv[1] + "/log"))
+agent = NodeAgent(Path(sys.argv[1]), parked_bytes=0)
+agent.start(Lines(socket.socketpair()[0]), Start(settings, sys.argv[1] + "/log"))
 """
 
 
