@@ -270,6 +270,12 @@ class NodeAgent:
         if replica.following is not None:
             self.start(*replica.following)
 
+    def tidy(self) -> None:
+        """What the processes of an agent before this one had: they have gone with it."""
+        for path in self.scratch.iterdir():
+            if path.name.removesuffix(".sock").isdecimal():
+                self.remove(int(path.name.removesuffix(".sock")))
+
     def remove(self, number: int) -> None:
         """What a process had in the agent's directory."""
         shutil.rmtree(self.scratch / str(number), ignore_errors=True)
@@ -336,6 +342,7 @@ def main() -> None:
     if given.port is not None:
         agent.listen(socket.create_server(("", given.port)), agent.answer)
     if given.listen is not None:
+        agent.tidy()
         agent.listen(listen_unix(given.listen), lambda client: agent.serve(client, alone=False))
     if given.parent is not None:
         agent.serve(socket.socket(fileno=os.dup(0)), alone=True)

@@ -6,8 +6,8 @@
 
 It holds the pod's resources (the GPU, in Kubernetes' books) and passes bytes on; it imports nothing that takes time.
 Told what `python -m functions.server` is told, it asks the agent at RLHF_AGENT for a process of its job, token,
-function and devices, parked or new, and gives it back when the pod is to go. Where no agent answers, or it has no process to
-give, this process becomes the function itself, as on a node without one.
+function and devices, parked or new, and gives it back when the pod is to go. Where no agent answers, or it has no
+process to give, this process becomes the function itself, as on a node without one.
 
     SIGTERM         no new connections; when those that are open have ended, the process parks, and this one ends
     process ends    this one ends with its code: Kubernetes starts another

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from functions.server.app import Open, Server
 
-LOOK_S = 10.0
+LOOK_S = 5.0
 """How often a parked process looks whether its job still has an orchestrator."""
 
 log = logging.getLogger(__name__)

@@ -288,3 +288,21 @@ def test_the_oldest_kubernetes_is_said_once() -> None:
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"] == f">={number}.0-0", "as the doctor's"
     for text in (CHART / "README.md", ROOT / "deploy" / "README.md", ROOT / "docs" / "knative.md"):
         assert f"Kubernetes {number}" not in text.read_text()
+
+
+def test_the_node_agent_may_do_nothing_but_own_its_directory(render: Render) -> None:
+    objects = render(PRODUCTION)
+    pod = one(objects, "DaemonSet", "-node-agent")["spec"]["template"]["spec"]
+    [agent], [first] = pod["containers"], pod["initContainers"]
+    assert pod["automountServiceAccountToken"] is False
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
+    assert "nvidia.com/gpu" not in agent["resources"]["limits"], "tickets hold the GPUs"
+    assert (pod["nodeSelector"], pod["runtimeClassName"]) == ({"pool": "gpu"}, "nvidia")
+    [host] = [volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume]
+    defaults, _ = config(objects)
+    knative = read_job(BODY, JSON_TYPE, roots=[Path("/data")], defaults=defaults).platform.knative
+    assert knative is not None
+    assert knative.node_agent == host, "where tickets look for it"
+    assert f"--listen={host}/agent.sock" in agent["args"]
+    assert not [o for o in render(DEVELOPMENT) if o["kind"] == "DaemonSet"]

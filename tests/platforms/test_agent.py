@@ -60,10 +60,10 @@ class Agent:
     def __init__(self, root: Path, parked_gb: float) -> None:
         self.root, (ours, theirs) = root, socket.socketpair()
         (root / "agent").mkdir()
-        command = [sys.executable, "-m", "functions.server.agent", "--parent", str(os.getpid()), "--parked-gb"]
-        self.process = subprocess.Popen(
-            [*command, str(parked_gb), "--scratch", str(root / "agent")], stdin=theirs.fileno()
-        )
+        self.listener = f"{root}/agent/agent.sock"
+        options = ["--parked-gb", str(parked_gb), "--scratch", f"{root}/agent", "--listen", self.listener]
+        command = [sys.executable, "-m", "functions.server.agent", "--parent", str(os.getpid()), *options]
+        self.process = subprocess.Popen(command, stdin=theirs.fileno())
         theirs.close()
         self.socket, self.lines = ours, ours.makefile("r")
         assert "ready" in self.hear()
@@ -111,7 +111,7 @@ def agent(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Agent]:
     made.socket.close()
     code = made.process.wait(30)
     until(lambda: not any(map(exists, there)))
-    assert code == -signal.SIGKILL or list((tmp_path / "agent").iterdir()) == []
+    assert code == -signal.SIGKILL or [path.name for path in (tmp_path / "agent").iterdir()] == ["agent.sock"]
 
 
 def test_a_process_parks_and_the_next_start_of_its_function_gets_it(agent: Agent) -> None:

@@ -180,7 +180,7 @@ class Parks:
             raise ReplicaBroken("the canary differs")
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
-        told: dict[str, object] = {}
+        told: dict[str, object] = {"secret": os.environ["SECRET"]} if "SECRET" in os.environ else {}
         match call.operation:
             case "hold":
                 self.version, self.memory = call.params["version"], os.urandom(call.params.get("mb", 0) << 20)
