@@ -63,7 +63,7 @@ class KnativeConfig(Section):
     env_secrets: tuple[str, ...] = Field((), strict=False)
     """Secrets whose keys become environment variables: REDIS_PASSWORD, AWS_ACCESS_KEY_ID, ..."""
     node_agent: str | None = Field(None, pattern="^/.")
-    """Directory of every node with the socket of its agent (nodeAgent.enabled of the chart), in whose processes pods run
+    """Directory of every node with the socket of its agent (the chart: nodeAgent.enabled), in whose processes pods run
     their functions; None, and on a node without one: in themselves."""
     cpu_share: float = Field(1.0, gt=0)
     """CPU that a replica requests for each of its threads."""

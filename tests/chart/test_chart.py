@@ -70,7 +70,7 @@ def test_every_pod_is_confined(scenario: Objects) -> None:
 
 def test_every_mount_has_its_volume_and_every_reference_its_object(scenario: Objects) -> None:
     made = {(item["kind"], item["metadata"]["name"]) for item in scenario}
-    outside = {"rlhf-tokens", "rlhf-exchange", "rlhf-runs", "rlhf-data", "redis", "registry"}
+    outside = {"rlhf-tokens", "rlhf-exchange", "rlhf-runs", "rlhf-data", "rlhf-cache", "redis", "registry"}
     for name, pod in pods(scenario).items():
         volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", ())}
         for container in pod["spec"]["containers"]:
@@ -140,7 +140,8 @@ def test_functions_answer_knative_and_their_gang_only(render: Render) -> None:
     assert (pod["nodeSelector"], pod["runtimeClassName"]) == ({"pool": "gpu"}, "nvidia")
     assert pod["serviceAccountName"] == "rlhf-functions"
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    assert {m["mountPath"] for m in pod["containers"][0]["volumeMounts"]} == {"/scratch", "/cache", GATE_PATH}
+    mounts = {m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
+    assert mounts == {"/scratch", "/cache", GATE_PATH, "/var/lib/rlhf-orchestrate"}
     assert made["generate"]["spec"]["template"]["spec"]["containers"][0]["image"].startswith("registry.example.com/")
 
 
