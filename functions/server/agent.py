@@ -46,6 +46,7 @@ from selectors import EVENT_READ, DefaultSelector
 
 from functions.base.prometheus import CONTENT_TYPE
 from functions.base.wire import Json
+from functions.exchange.node import DIRECTORY, LIMIT_GB
 from functions.server import keeper
 from functions.server.agent_metrics import EVICTIONS, HITS, MISSES, AgentMetrics
 from functions.server.forked import Start, fork
@@ -62,6 +63,9 @@ ONE_THREAD = {
 }
 OURS = ("generate", "reference", "train")
 """Kinds that run no users' code: processes that they start are part of them (vLLM's workers)."""
+TIER, FORGET_S = "tier", 30.0
+"""Of its directory, the node's copies of what jobs have in their stores (functions/exchange/node.py); and how long a
+job may have no process here before its copies go."""
 
 
 class NodeAgent:
@@ -72,6 +76,8 @@ class NodeAgent:
         self.parked_bytes = 0 if fresh else parked_bytes
         self.replicas: dict[int, Replica] = {}
         """By their keepers' pids; parked ones in the order in which they parked, after all others."""
+        self.without: dict[str, float] = {}
+        """Jobs that have no process here any more, and when their copies go."""
         self.made = 0
         self.helpers = keeper.children()
         """What libraries have started as they were loaded."""
@@ -106,9 +112,10 @@ class NodeAgent:
             for replica in self.replicas.values():
                 if replica.late_s < time.monotonic():
                     self.kill(replica)
+            self.forget()
 
     def patience_s(self) -> float | None:
-        late_s = min((replica.late_s for replica in self.replicas.values()), default=float("inf"))
+        late_s = min([*(replica.late_s for replica in self.replicas.values()), *self.without.values(), float("inf")])
         return None if late_s == float("inf") else max(0.0, late_s - time.monotonic()) + 0.1
 
     # --- what is heard ---------------------------------------------------------------------------------------------
@@ -267,8 +274,20 @@ class NodeAgent:
         self.remove(replica.number)
         if replica.client is not None:
             replica.client.tell(gone={"name": replica.start.name, "code": code, "parked": False})
+        job = str(replica.start.settings["job"])
+        if all(other.start.settings["job"] != job for other in self.replicas.values()) and replica.following is None:
+            self.without[job] = time.monotonic() + FORGET_S
         if replica.following is not None:
             self.start(*replica.following)
+
+    def forget(self) -> None:
+        """What the node's tier has of jobs that have had no process here for a while."""
+        working = {str(replica.start.settings["job"]) for replica in self.replicas.values()}
+        for job, until_s in list(self.without.items()):
+            if job in working or until_s < time.monotonic():
+                del self.without[job]
+                if job not in working:
+                    shutil.rmtree(self.scratch / TIER / job, ignore_errors=True)
 
     def tidy(self) -> None:
         """What the processes of an agent before this one had: they have gone with it."""
@@ -316,6 +335,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="load nothing: each replica is a new interpreter")
     parser.add_argument("--scratch", required=True, help="directory for sockets and what replicas put aside")
     parser.add_argument("--parked-gb", type=float, default=0.0, help="host memory for parked processes")
+    parser.add_argument("--tier-gb", type=float, default=0.0, help="room for the node's copies of versions")
     parser.add_argument("kinds", nargs="*", help="kinds of functions to load")
     given = parser.parse_args()
     begun_s = time.perf_counter()
@@ -328,6 +348,8 @@ def main() -> None:
         from functions.server.warmup import preload
 
         preload(given.kinds, given.scratch)
+    if given.tier_gb:
+        os.environ |= {DIRECTORY: f"{given.scratch}/{TIER}", LIMIT_GB: f"{given.tier_gb:g}"}
     if given.vllm:
         from functions.generate.vllm import start as vllm_start
 

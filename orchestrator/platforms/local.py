@@ -30,6 +30,8 @@ from orchestrator.platforms.scratch import Scratch
 from orchestrator.platforms.stream import stream
 
 FAILED_STARTS = 3
+TIER_GB = 16.0
+"""On this machine's disk, of versions that lie in a store elsewhere."""
 EXIT_REPORT_S = 1.0
 """How long a lost call waits for the exit code of its replica, to be able to name it."""
 
@@ -101,6 +103,7 @@ class LocalPlatform:
                 self._scratch.path,
                 vllm=self._warm_parent and any(spec.options.get("engine") == "vllm" for spec in specs),
                 parked_gb=self._parked_gb,
+                tier_gb=TIER_GB if "s3://" in self._exchange else 0.0,
             )
             self._launcher.warm()
         for spec in specs:

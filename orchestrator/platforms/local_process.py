@@ -43,13 +43,16 @@ class Process:
 class Launcher:
     """Starts replicas through an agent (functions/server/agent.py), itself started with the first of them or by `warm`.
     It has what `kinds` of functions need loaded (None: nothing, each replica is a new interpreter), and `parked_gb` of
-    memory for processes that are parked. `scratch`: a directory for it and for them.
+    memory for processes that are parked. `scratch`: a directory for it and for them, with `tier_gb` of copies of what
+    lies in their exchange.
     """
 
     def __init__(
-        self, kinds: Sequence[str] | None, log: Path, scratch: Path, *, vllm: bool = False, parked_gb: float = 0.0
-    ) -> None:
-        options = ["--scratch", str(scratch), "--parked-gb", f"{parked_gb:g}", *(["--vllm"] if vllm else [])]
+        self, kinds: Sequence[str] | None, log: Path, scratch: Path, *, vllm: bool = False, parked_gb: float = 0.0,
+        tier_gb: float = 0.0,
+    ) -> None:  # fmt: skip
+        options = ["--scratch", str(scratch), "--parked-gb", f"{parked_gb:g}", "--tier-gb", f"{tier_gb:g}"]
+        options += ["--vllm"] if vllm else []
         self._arguments = [*options, *(["--fresh"] if kinds is None else kinds)]
         self._log = log
         self._agent: asyncio.Task[_Agent] | None = None
