@@ -73,12 +73,27 @@ class RewardFunction:
         self._tokenizers: dict[str, Tokenizer] = {}
         self._model: tuple[Version, Any] | None = None
         self._sandbox: tuple[str, Sandbox] | None = None
+        self._host: Any = None
+        """HostMemory, where there is a model."""
 
     def load_ahead(self, load: Load, context: Context) -> None:
         if load.operation != "score" or "model" not in load.weights:
             raise FatalError("the reward function loads for operation 'score', with weights.model")
         with context.phase("load"):
             self._hold(load.weights["model"], context)
+
+    def park(self) -> int | None:
+        if self._model is None:
+            return None
+        from functions.models.parked import HostMemory, tensors_in
+
+        self._host = self._host or HostMemory()
+        self._host.park(tensors_in(self._model[1]))
+        return self._model[0].number
+
+    def unpark(self) -> None:
+        if self._host is not None:
+            self._host.unpark()
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "score":

@@ -25,6 +25,7 @@ from functions.call.inputs import read_columns, read_samples, without
 from functions.call.train_params import TrainParams
 from functions.exchange.base import NotFound
 from functions.models.packing import Pack
+from functions.models.parked import HostMemory
 from functions.models.pretrained import pick_device
 from functions.train.batch import NOTHING_LEFT, Targets, TrainBatch, after_entropy, build, targets
 from functions.train.feed import Feed
@@ -33,7 +34,7 @@ from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
 from functions.train.progress import Progress
 from functions.train.selection import draw, redrawn, selected
-from functions.train.state import Structure, TrainState, load, publish_state
+from functions.train.state import Structure, TrainState, lighter, load, publish_state, tensors_of, whole_again
 from functions.train.step import Check, accumulate, batch_logprobs, blame, denominators, truncation, whole_correction
 from functions.train.streamed import optimize_streamed, whole_batch
 from functions.train.update import check_bound, check_versions, prefix_shared, share_of, told, training, update
@@ -51,6 +52,21 @@ class TrainFunction:
         if threads is not None:
             torch.set_num_threads(threads)
         self._held: TrainState | None = None
+        self._host = HostMemory()
+
+    def park(self) -> int | None:
+        """Of a gang nothing is held: its ranks read their rows again."""
+        if self._held is None:
+            self._host.park(())
+            return None
+        self._held = lighter(self._held)
+        self._host.park(tensors_of(self._held))
+        return self._held.version.number
+
+    def unpark(self) -> None:
+        self._host.unpark()
+        if self._held is not None:
+            self._held = whole_again(self._held)
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "train":

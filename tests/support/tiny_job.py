@@ -79,7 +79,7 @@ def score(data_source, solution_str, ground_truth, extra_info=None):
     return solution_str.count(ground_truth) / max(1, len(solution_str))
 '''
 
-RUNNING = {b"functions.server.warm", b"functions.server", b"run", b"resume"}
+RUNNING = {b"functions.server.agent", b"functions.server", b"run", b"resume"}
 """Words of the command lines of orchestrators and functions."""
 
 
