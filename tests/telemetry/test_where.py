@@ -92,7 +92,7 @@ def test_advice_says_what_would_be_saved_and_what_costs_nothing_comes_first() ->
     )
     assert "planner.objective" in advice(found, policy="adaptive", warm=False)
     assert advice(found, policy="static", warm=True) == (
-        "26 % of this step was generating; twice the functions.generate.replicas would save at most 2.2 s"
+        "26 % of this step was generating; twice the replicas (functions.generate.replicas) would save at most 2.2 s"
     )
     tail = where_time_went(0, 10, [call("generate", f"g{k}", 0, stop_s) for k, stop_s in enumerate((4, 4, 6, 10))])
     assert advice(tail, policy="static", warm=True).startswith("60 % of this step was waiting for the tail; samples")
