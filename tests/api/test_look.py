@@ -34,7 +34,7 @@ from orchestrator.telemetry.now import Now
 from orchestrator.telemetry.plans import Plans
 from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
 
-JOB = {"name": "a", "steps": 3, "model": {"path": "model"}, "data": {"train": "train.jsonl"}}
+CONFIG = {"name": "a", "steps": 3, "model": {"path": "model"}, "data": {"train": "train.jsonl"}}
 NO_BOOKS = Books([], together([]), StepCost(1), 1)
 
 
@@ -256,7 +256,7 @@ def test_a_checkpoint_is_listed_once(tmp_path: Path) -> None:
     summary = Summary()
     for id, step in enumerate((0, 1, 1, 2)):  # a step's event comes once more after a kill
         summary.add(RunEvent(id, 5.0, "step", {"step": step, "cost_usd": 0.0, "metrics": {}, "versions": versions}))
-    config = parse_job(JOB, base=tmp_path)
+    config = parse_job(CONFIG, base=tmp_path)
     job = Job("a", Desired("a", 0.0), config, summary, False)
     blob = tmp_path / Version.from_json(versions["actor"]).prefix / "tensors" / "0"
     blob.parent.mkdir(parents=True)
