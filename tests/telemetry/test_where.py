@@ -103,7 +103,7 @@ def test_utilization_is_the_models_arithmetic_over_the_devices_peak(tmp_path: Pa
         for k in range(2)
     ]
     weights = sum(p.numel() for p in LlamaForCausalLM.from_pretrained(tmp_path / "model").parameters())
-    job = parse_job(table | {"planner": {"gpu": "H100"}}, base=tmp_path)
+    job = parse_job(table | {"planner": {"gpu": "H100"}, "functions": {"generate": {"gpus": 1}}}, base=tmp_path)
     found = Utilization(job, {"train": 2}).of(calls)
     assert found == {"perf/mfu/actor": pytest.approx(6 * weights * 5e6 / (0.5 * 4 * 989.5e12))}
     assert Utilization(job, {"train": 0}).of(calls) == {}, "no GPUs"
