@@ -31,6 +31,7 @@ from orchestrator.calls.tracing import Tracing
 from orchestrator.job.config import JobConfig
 from orchestrator.job.data import Cursor
 from orchestrator.job.prompts import Draw, PromptSet, PromptSource
+from orchestrator.job.roles import BY_NAME
 from orchestrator.planner.base import FunctionLimits, Planner, StepObservation, StepPlan
 from orchestrator.recipes.base import Recipe
 from orchestrator.recipes.settings import job_models, recipe_options
@@ -44,6 +45,7 @@ from orchestrator.step.dataflow import StageTime, StepReport
 from orchestrator.step.plan_clock import PlanClock
 from orchestrator.step.preload import Preload
 from orchestrator.step.step import Step
+from orchestrator.telemetry.utilization import Utilization
 from orchestrator.telemetry.where import where_time_went
 
 LOSSES = 5
@@ -86,10 +88,13 @@ class Loop:
     on_commit: Callable[[StepResult], None]
     execution: Execution = field(init=False)
     preload: Preload = field(init=False)
+    utilization: Utilization = field(init=False)
 
     def __post_init__(self) -> None:
         options = recipe_options(self.job, self.recipe)
         self.execution = Execution(self.job, self.settings, options, self.epoch, self.store, self.fleet)
+        trains = {name: limit.gpus for name, limit in self.limits.items() if BY_NAME[name].kind == "train"}
+        self.utilization = Utilization(self.job, trains)
         self.preload = Preload(self.store, self.limits, self.settings["actor"].kl, self.epoch)
 
     async def run(self) -> None:
@@ -231,7 +236,10 @@ class Loop:
                 "metrics": learned,
             },
             pointers={"versions": {model: version.to_json() for model, version in versions.items()}},
-            observed={"metrics": observed_metrics(report, cost - before, start_s, stop_s), "cost_usd": cost.usd},
+            observed={
+                "metrics": observed_metrics(report, cost - before, start_s, stop_s) | self.utilization.of(report.calls),
+                "cost_usd": cost.usd,
+            },
         )
         self.on_commit(StepResult(record, report, plan, start_s, stop_s))
         await model_versions.keep(self.store, [r.versions for r in self.journal.records], self.job.checkpoints.keep)
