@@ -142,7 +142,8 @@ def call(*a):
 NUMBERS = {"x86_64": (272, 101, 165, 425, 319, 161), "aarch64": (97, 117, 40, 425, 279, 51)}[os.uname().machine]
 unshare, ptrace, mount, io_uring, memfd, chroot = NUMBERS
 print(call(unshare, 0x10000000), call(ptrace, 0, 0, 0, 0), call(ptrace, 16, 1, 0, 0),
-      call(mount, b"x", b"/tmp", b"tmpfs", 0, 0), call(io_uring, 1, ctypes.create_string_buffer(256)), call(memfd, b"x", 0), call(chroot, b"/tmp"),
+      call(mount, b"x", b"/tmp", b"tmpfs", 0, 0), call(io_uring, 1, ctypes.create_string_buffer(256)),
+      call(memfd, b"x", 0), call(chroot, b"/tmp"),
       libc.setuid(0), libc.prctl(23, 21, 0, 0, 0))
 """
 
