@@ -121,18 +121,17 @@ class Answer:
 
     async def whole(self, request: Request) -> Response:
         self._start()
-        work = asyncio.gather(*(self._finished(text) for text in self.texts))
+        work = asyncio.create_task(self._all_finished())
         gone = asyncio.create_task(_gone(request))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
-            if not work.done():
-                work.cancel()
+            work.cancel()  # nothing, where it is done
             for stream in self.streams:
                 stream.dropped = True
         failed = next((stream.error for stream in self.streams if stream.error is not None), None)
-        if failed is not None or not work.done():
+        if failed is not None or any(text.finish is None for text in self.texts):
             return refusal(503, failed or "the client has gone")
         choices = [self._choice(i, text) for i, text in enumerate(self.texts)]
         if self.form == "tokens":
@@ -171,6 +170,9 @@ class Answer:
     def _start(self) -> None:
         for stream in self.streams:
             self.served.gateway.start(stream)
+
+    async def _all_finished(self) -> None:
+        await asyncio.gather(*(self._finished(text) for text in self.texts))
 
     async def _finished(self, text: Text) -> None:
         async with aclosing(text.stream.pieces()) as pieces:

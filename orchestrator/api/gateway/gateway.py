@@ -16,8 +16,9 @@ import contextlib
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -90,7 +91,7 @@ class Stream:
         self.error = message
         self._news.set()
 
-    async def pieces(self) -> AsyncIterator[int]:
+    async def pieces(self) -> AsyncGenerator[int, None]:
         """How many tokens there are, whenever there are more, and once it is over. Dropped where the caller leaves."""
         try:
             while True:
@@ -239,8 +240,8 @@ class Gateway:
         for prefix in (call.prefix, place, *(ref.key for ref in caches)):
             await self._store.delete(prefix)
 
-    def _later(self, action: object) -> None:
-        task = asyncio.create_task(action)  # type: ignore[arg-type]
+    def _later(self, action: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(action)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
