@@ -27,6 +27,7 @@ from typing import Any, Literal
 import numpy as np
 from tokenizers import Tokenizer
 
+from functions.base.rows import ground_truths
 from functions.base.samples import Columns, Finish, SampleBatch
 from functions.base.wire import Call, Event, Load, Version
 from functions.call.function import Context, FatalError, RetryableError
@@ -72,12 +73,27 @@ class RewardFunction:
         self._tokenizers: dict[str, Tokenizer] = {}
         self._model: tuple[Version, Any] | None = None
         self._sandbox: tuple[str, Sandbox] | None = None
+        self._host: Any = None
+        """HostMemory, where there is a model."""
 
     def load_ahead(self, load: Load, context: Context) -> None:
         if load.operation != "score" or "model" not in load.weights:
             raise FatalError("the reward function loads for operation 'score', with weights.model")
         with context.phase("load"):
             self._hold(load.weights["model"], context)
+
+    def park(self) -> int | None:
+        if self._model is None:
+            return None
+        from functions.models.parked import HostMemory, tensors_in
+
+        self._host = self._host or HostMemory()
+        self._host.park(tensors_in(self._model[1]))
+        return self._model[0].number
+
+    def unpark(self) -> None:
+        if self._host is not None:
+            self._host.unpark()
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "score":
@@ -248,4 +264,7 @@ def _text(batch: SampleBatch, i: int, item: Item, result: Scored | Failed) -> by
         "version": int(batch.version[i]),
         "tokens": int(batch.responses.lengths[i]),
     }
+    truth = next(ground_truths(item.row), None)
+    if truth is not None:
+        line["ground_truth"] = truth
     return json.dumps(line, ensure_ascii=False).encode() + b"\n"

@@ -43,7 +43,8 @@ def check_machine(job: JobConfig, specs: Sequence[FunctionSpec]) -> None:
 def open_platform(job: JobConfig, exchange: str, root: str, *, run: str, log_dir: Path) -> Platform:
     """The platform of a job whose exchange is at `exchange`, under `root`; `run` is its id. Raises PlatformError."""
     if job.platform.kind == "local" or job.platform.knative is None:
-        return LocalPlatform(exchange, root, log_dir=log_dir, warm_parent=job.platform.warm_parent)
+        given = job.platform
+        return LocalPlatform(exchange, root, log_dir=log_dir, warm_parent=given.warm_parent, parked_gb=given.parked_gb)
     from orchestrator.platforms.knative.manifests import JobContext
     from orchestrator.platforms.knative.platform import KnativePlatform
 

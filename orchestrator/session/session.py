@@ -37,6 +37,7 @@ from orchestrator.run.identity import take_lease
 from orchestrator.run.journal import Journal
 from orchestrator.run.user_files import carry
 from orchestrator.run.versions import check_models, export
+from orchestrator.session.alive import alive
 from orchestrator.session.history import recorded_steps
 from orchestrator.session.job_planner import job_planner
 from orchestrator.session.loop import Loop
@@ -164,7 +165,9 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
             on_report=recorder.keep_samples,
             on_commit=recorder.committed,
         )
-        async with recorder.watching(fleet):
+        knative = job.platform.knative
+        parks = knative is not None and knative.node_agent is not None
+        async with recorder.watching(fleet), alive(store, recorder.note, wanted=parks):
             for line in run.prepared.source.dropped:
                 recorder.note(line)
             try:
