@@ -95,7 +95,7 @@ class RewardConfig(Section):
     """Where model-written code runs (`rule:code`, `rule:code_fraction`, a scorer with a parameter `sandbox`): true, the
     platform's, or the URL of a service in SandboxFusion's form (docs/sandbox.md)."""
     sandbox_timeout_s: float = Field(10.0, gt=0)
-    """For one program: one test of one sample."""
+    """For one program: a test of a sample, or all tests of one function."""
     sandbox_memory_mb: int = Field(1024, ge=16)
     """For one program, with all that it starts."""
 
