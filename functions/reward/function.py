@@ -5,6 +5,7 @@ weights  policy (for its tokenizer), model (with score = "model")
 params   score       rule:<name> | path/to/file.py:function | package.module:function | model | http(s)://...
          on_error    "fail": a sample without a score fails the call; "drop": it is left out and listed in `failed`
          timeout_s   for one sample, default 60
+         weights     of several numbers that the scorer gives: "score" is then their weighted sum
          micro_batch_tokens   of the reward model, padding included, default 16384
 done     ref Columns: "score" and every other number that the scorer gave, of the samples that have a score
          data {"failed": [{"group", "index", "message"}], "texts": Ref of JSON lines, "samples", "tokens" (prompts'
@@ -17,7 +18,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +42,7 @@ class ScoreParams:
     on_error: Literal["fail", "drop"] = "fail"
     timeout_s: float = 60.0
     micro_batch_tokens: int = 16384
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
@@ -76,7 +78,7 @@ class RewardFunction:
             items = self._items(batch, call, context)
         begun_s = time.perf_counter()
         with context.phase("score"):
-            results = _same_columns(scorer.score(items), items)
+            results = _same_columns(_weighted(scorer.score(items), params.weights, items), items)
         seconds = time.perf_counter() - begun_s
         failed = [
             {"group": item.group, "index": item.index, "message": result.message}
@@ -174,6 +176,25 @@ def _tokenizer_file(manifest: Manifest, version: Version) -> str:
     if "tokenizer.json" not in manifest.files:
         raise FatalError(f"the model {label(version)} has no tokenizer.json; save it with a fast tokenizer")
     return manifest.files["tokenizer.json"].checksum
+
+
+def _weighted(
+    results: Sequence[Scored | Failed], weights: Mapping[str, float], items: Sequence[Item]
+) -> list[Scored | Failed]:
+    """With "score" as the weighted sum of the numbers that `weights` names; a sample that lacks one has failed."""
+    if not weights:
+        return list(results)
+    found: list[Scored | Failed] = []
+    for result, item in zip(results, items, strict=True):
+        if isinstance(result, Scored):
+            if lacking := [name for name in weights if name not in result.numbers]:
+                known = ", ".join(result.numbers)
+                result = Failed(f"reward.weights names {lacking[0]!r}, the scorer gave {known} for {item.name}")
+            else:
+                total = sum(weight * result.numbers[name] for name, weight in weights.items())
+                result = Scored({**result.numbers, "score": float(total)})
+        found.append(result)
+    return found
 
 
 def _same_columns(results: Sequence[Scored | Failed], items: Sequence[Item]) -> list[Scored | Failed]:

@@ -56,6 +56,8 @@ class DataConfig(Section):
     over_long: Literal["error", "drop"] = "error"
     """What to do with prompts over the limit: they are counted and named either way."""
     shuffle: bool = True
+    chat_template_kwargs: Mapping[str, Any] = {}
+    """What the model's chat template is told besides the messages, for example `enable_thinking`."""
     prompt_key: str | None = None
     """Column of the prompts; None: `prompt`, else `input`."""
     apply_chat_template: bool = False
@@ -73,6 +75,16 @@ class RolloutConfig(Section):
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
+    min_p: float = Field(0.0, ge=0, lt=1)
+    """Tokens less probable than this share of the most probable one are not sampled."""
+    repetition_penalty: float = Field(1.0, gt=0)
+    """Divides the logits of tokens that stand in the prompt or the response so far; 1: none."""
+    stop: tuple[str, ...] = Field((), strict=False)
+    """Strings that end a response, which keeps them (not with the vLLM engine)."""
+    stop_token_ids: tuple[int, ...] = Field((), strict=False)
+    """Tokens that do, besides the model's own end."""
+    bad_words: tuple[str, ...] = Field((), strict=False)
+    """Words that no response may have, with and without a space before them (not with the vLLM engine)."""
     max_response_length: int = Field(512, ge=1)
     engine: Engine = "auto"
     vllm: Mapping[str, Any] = {}
@@ -90,6 +102,8 @@ class RewardConfig(Section):
     """What a sample whose scorer failed does: fails the step, or is dropped and counted. It never becomes 0."""
     timeout_s: float = Field(60.0, gt=0)
     """For one sample."""
+    weights: Mapping[str, float] = {}
+    """Of several numbers that the scorer gives: the score is their weighted sum. None: it gives "score" itself."""
 
 
 class ValidationConfig(Section):
@@ -246,6 +260,13 @@ class JobConfig(Section):
             raise ValueError('reward.model is the directory that score = "model" uses: set both or neither')
         if self.deterministic and self.rollout.engine not in ("auto", "torch"):
             raise ValueError(f'deterministic = true needs rollout.engine "torch", got "{self.rollout.engine}"')
+        for key in ("stop", "bad_words"):
+            if self.rollout.engine == "vllm" and getattr(self.rollout, key):
+                raise ValueError(
+                    f'rollout.{key}: rollout.engine = "vllm" has no text here, "torch" and "transformers" do'
+                )
+            if "" in getattr(self.rollout, key):
+                raise ValueError(f"rollout.{key}: wants no empty text")
         if self.platform.kind == "knative" and self.exchange.url is None:
             raise ValueError("exchange.url is needed on Knative: redis://, s3:// or a directory that every pod mounts")
         if self.planner.budget_usd is not None and not any(f.usd_per_hour for f in self.functions.values()):
