@@ -192,7 +192,7 @@ def _weighted(
                 result = Failed(f"reward.weights names {lacking[0]!r}, the scorer gave {known} for {item.name}")
             else:
                 total = sum(weight * result.numbers[name] for name, weight in weights.items())
-                result = Scored({**result.numbers, "score": float(total)})
+                result = Scored({**result.numbers, "score": float(total)}, result.pred)
         found.append(result)
     return found
 
@@ -217,7 +217,9 @@ def _columns(results: Sequence[Scored | Failed]) -> dict[str, Any]:
 
 def _text(batch: SampleBatch, i: int, item: Item, result: Scored | Failed) -> bytes:
     said: dict[str, Any] = (
-        {"score": None, "error": result.message} if isinstance(result, Failed) else {**result.numbers}
+        {"score": None, "error": result.message}
+        if isinstance(result, Failed)
+        else {**result.numbers, **({} if result.pred is None else {"pred": result.pred})}
     )
     line = {
         "group": item.group,

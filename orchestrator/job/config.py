@@ -36,7 +36,8 @@ class ModelConfig(Section):
     """The policy."""
 
     path: str
-    """A causal language model with a `tokenizer.json`: a Hugging Face directory, or an id of the Hub (hub.py)."""
+    """A causal language model with a `tokenizer.json`: a Hugging Face directory, an id of the Hub (hub.py), or the
+    directory of a run: what it has made. The same holds for critic.path, reference.path and reward.model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora_rank: int = Field(0, ge=0)
     """0 trains all weights; above, only adapters of this rank."""
@@ -114,6 +115,8 @@ class ValidationConfig(Section):
     n: int = Field(1, ge=1)
     temperature: float = Field(0.0, ge=0)
     """0 is greedy."""
+    patience: int | None = Field(None, ge=1)
+    """Validations without a better checkpoints.best after which the job ends. None: it makes all its steps."""
 
 
 class OptimConfig(Section):
@@ -215,6 +218,9 @@ class LimitsConfig(Section):
 class CheckpointConfig(Section):
     keep: int = Field(2, ge=1)
     """Versions of weights and optimizer state that are kept, the newest among them."""
+    best: str | None = None
+    """A metric of validation, for example `val-core/gsm8k/acc/mean@1`: the version that is highest in it is kept, and
+    is the job's model at its end. None: the last version is."""
 
 
 class JobConfig(Section):
@@ -223,7 +229,8 @@ class JobConfig(Section):
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")
     recipe: str = "grpo"
     """The name of a recipe, or `<file.py>:<function>`."""
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=0)
+    """0: the model that the job starts from is validated, nothing is trained (`rlhf-orchestrate eval`)."""
     seed: int = Field(0, ge=0)
     deterministic: bool = False
     """The committed history does not depend on replicas, cuts, crashes or order; costs speed."""
@@ -256,6 +263,12 @@ class JobConfig(Section):
                 f"validation.every: got {self.validation.every}, but there is nothing to validate on: set "
                 "data.validation or data.validation_fraction, or leave it out"
             )
+        if self.checkpoints.best is not None and not self.validate_every:
+            raise ValueError("checkpoints.best: wants prompts to validate on (data.validation, or validation_fraction)")
+        if self.validation.patience is not None and self.checkpoints.best is None:
+            raise ValueError("validation.patience: wants checkpoints.best, the metric that has to get better")
+        if not self.steps and not (self.validate_every and self.validation.at_start):
+            raise ValueError("steps: 0 steps only validate, which wants data.validation and validation.at_start")
         if (self.reward.score == "model") != (self.reward.model is not None):
             raise ValueError('reward.model is the directory that score = "model" uses: set both or neither')
         if self.deterministic and self.rollout.engine not in ("auto", "torch"):
@@ -346,7 +359,10 @@ def _resolve(table: dict[str, Any], base: Path) -> None:
         inner = table.get(section)
         value = inner.get(key) if isinstance(inner, dict) else None
         if isinstance(value, str) and (HubId.parse(value) is None or (base / value).exists()):
-            inner[key] = str((base / value).resolve())  # type: ignore[index]  # a dict: value came out of it
+            path = (base / value).resolve()
+            if section != "data" and (path / "run.json").is_file():
+                path = path / "model"  # of another run: what it has made
+            inner[key] = str(path)  # type: ignore[index]  # a dict: value came out of it
     for section, key in CODE:
         holder = table.get(section) if section else table
         value = holder.get(key) if isinstance(holder, dict) else None
