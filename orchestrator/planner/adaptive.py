@@ -140,7 +140,6 @@ class AdaptivePlanner:
         fronts: list[tuple[Case, Outlines]] = []
         points: list[CurvePoint] = []
         places: list[tuple[int, int]] = []
-        rough: list[CurvePoint] = []
         for case in cases:
             every = dealings(case, predicted, prefixes, most)
             dealt = [
@@ -152,11 +151,10 @@ class AdaptivePlanner:
             places += [(len(fronts), row) for row in range(len(front.cost))]
             points += [CurvePoint(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
             fronts.append((case, front))
-            rough += [replace(p, cost_usd=usd * p.cost_usd) for d in every if (p := d.estimate) is not None]
         place = self._choose([self._weighed(p, fronts[at][0]) for p, (at, _) in zip(points, places, strict=True)])
         case, front = fronts[places[place][0]]
         order = sorted(points, key=lambda p: self.goal.rank(p.time_s, p.cost_usd), reverse=True)
-        curve = {p.replicas: p for p in (*rough, *order, points[place])}
+        curve = {p.replicas: p for p in (*order, points[place])}
         return self._to_plan(request, points[place], front.outline(places[place][1]), [*curve.values()], case)
 
     def _weighed(self, point: CurvePoint, case: Case) -> CurvePoint:

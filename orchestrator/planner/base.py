@@ -117,6 +117,7 @@ class StepPlan:
     predicted_cost_usd: float | None = None
     stages: Sequence[PlannedStage] = ()
     curve: Sequence[CurvePoint] = ()
+    """The points that were worked out in full; first estimates of others are not among them."""
     chosen: int | None = None
     """Number of generate replicas chosen on the curve."""
 
