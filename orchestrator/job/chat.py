@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,14 @@ class Chat:
     def has_template(self) -> bool:
         return self._render is not None
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text or of a conversation. Raises ValueError in one line where the template refuses it."""
+    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+        """Token ids of a text or of a conversation (`tools`: JSON schemas, as OpenAI's). Raises ValueError in one line
+        where the template refuses it."""
         if isinstance(prompt, str):
             return list(self.tokenizer.encode(prompt).ids)
-        return list(self.tokenizer.encode(self.render(prompt), add_special_tokens=False).ids)
+        return list(self.tokenizer.encode(self.render(prompt, tools), add_special_tokens=False).ids)
 
-    def render(self, messages: Messages) -> str:
+    def render(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """The conversation as text, ending where the assistant is to go on."""
         if self._render is None:
             raise ValueError(
@@ -80,7 +81,7 @@ class Chat:
             )
         try:
             return self._render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self.special
+                messages=messages, tools=tools, documents=None, add_generation_prompt=True, **self.special
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise ValueError(f"the chat template refuses the messages: {' '.join(str(error).split())}") from error

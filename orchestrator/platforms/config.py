@@ -55,6 +55,8 @@ class KnativeConfig(Section):
     """Of functions with GPUs."""
     runtime_class: str | None = None
     """Of functions with GPUs."""
+    sandbox: str | None = Field(None, pattern="^https?://")
+    """URL of the cluster's sandbox, for jobs with reward.sandbox = true; the chart's sets it."""
     gpu_resource: str = "nvidia.com/gpu"
     volumes: tuple[VolumeConfig, ...] = Field((), strict=False)
     command: tuple[str, ...] = Field((), strict=False)

@@ -113,7 +113,12 @@ class _Agent:
     @classmethod
     async def open(cls, arguments: Sequence[str], log: Path) -> _Agent:
         ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
         with theirs, log.open("ab") as output:
             starting = asyncio.ensure_future(asyncio.create_subprocess_exec(
                 sys.executable, "-m", "functions.server.agent", "--parent", str(os.getpid()), *arguments,

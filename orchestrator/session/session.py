@@ -21,7 +21,7 @@ from orchestrator.base.outages import Outages
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
 from orchestrator.calls.invoke import Invoker, RetryPolicy, Timeouts
-from orchestrator.job.checks import check_code, check_options
+from orchestrator.job.checks import check_code, check_options, check_tests
 from orchestrator.job.config import JobConfig
 from orchestrator.job.functions import check_room, check_split, function_limits, function_specs
 from orchestrator.job.located import localized, pinned
@@ -73,6 +73,7 @@ def prepare(job: JobConfig) -> Prepared:
     settings, specs = check(job, recipe)
     source = PromptSource.load(job)
     check_room(job, function_limits(job, specs), source.longest)
+    check_tests(job, [*source.train.rows, *source.held_out.rows])
     return Prepared(job, named, recipe, settings, source, specs)
 
 
