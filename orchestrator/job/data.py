@@ -16,19 +16,18 @@ import datetime
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
 
+from functions.base.chat import Prompt
 from functions.base.rows import ground_truths
 from functions.base.wire import Json
 from orchestrator.base.errors import DataError
 
-Messages = Sequence[Mapping[str, Any]]
-Prompt = str | Messages
 NAMED = 8
 """How many offending rows an error names before it only counts."""
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from functions.base.chat import Chat
 from functions.base.wire import Json
 from orchestrator.base.errors import ConfigError, DataError
-from orchestrator.job.chat import Chat
 from orchestrator.job.config import JobConfig
 from orchestrator.job.data import Cursor, Prompt, Row, Tokenized, digest, next_batch, read_rows, split, tokenize
 from orchestrator.job.located import data_files

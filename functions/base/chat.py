@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer
 
-from orchestrator.job.data import Messages, Prompt
-
+Messages = Sequence[Mapping[str, Any]]
+Prompt = str | Messages
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -65,14 +65,22 @@ class Chat:
     def has_template(self) -> bool:
         return self._render is not None
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text or of a conversation. Raises ValueError in one line where the template refuses it."""
+    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+        """Token ids of a text or of a conversation, in which the template names `tools` (JSON schemas, as OpenAI's).
+
+        Raises ValueError in one line where the template refuses it."""
         if isinstance(prompt, str):
             return list(self.tokenizer.encode(prompt).ids)
-        return list(self.tokenizer.encode(self.render(prompt), add_special_tokens=False).ids)
+        return self.encode_rendered(self.render(prompt, tools))
 
-    def render(self, messages: Messages) -> str:
-        """The conversation as text, ending where the assistant is to go on."""
+    def encode_rendered(self, text: str) -> list[int]:
+        """Token ids of what a template has written, special tokens included."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def render(
+        self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, *, go_on: bool = True
+    ) -> str:
+        """The conversation as text; `go_on`: ending where the assistant is to go on."""
         if self._render is None:
             raise ValueError(
                 f"the prompt is a list of messages, but {self._where} has no chat template "
@@ -80,7 +88,7 @@ class Chat:
             )
         try:
             return self._render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self.special
+                messages=messages, tools=tools, documents=None, add_generation_prompt=go_on, **self.special
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise ValueError(f"the chat template refuses the messages: {' '.join(str(error).split())}") from error
