@@ -34,7 +34,9 @@ class Turns:
         self.chat, self.stops, self.role = chat, stops, role
         self._last = self._understood()
         if role == "user":
-            self._suffix([{"role": "assistant", "content": "<think>\nthought\n</think>\n\nanswer"}], [self.message(_TOLD)])
+            self._suffix(
+                [{"role": "assistant", "content": "<think>\nthought\n</think>\n\nanswer"}], [self.message(_TOLD)]
+            )
 
     @classmethod
     def load(cls, directory: Path, role: str) -> Turns:

@@ -130,7 +130,9 @@ class GenerateFunction:
         with context.loading.timed():
             engine, choice = self.policy.hold(call.weights["policy"], context)
         if self.deterministic and choice.name == "transformers" and not batch.mask.all():
-            raise FatalError("an environment in a deterministic job wants the torch engine, which does not know this model")
+            raise FatalError(
+                "an environment in a deterministic job wants the torch engine, which does not know this model"
+            )
         writer = _Writer(call, context, batch, len(prior))
         inbox = moves.read(call, context, engine, _requests(batch, left))
         outbox = moves.Outbox(call, context, batch.keys)

@@ -23,8 +23,8 @@ from functions.base.wire import CACHES, Call, Ref, WireError
 from functions.call.function import Context, FatalError
 from functions.exchange.base import ExchangeError
 from functions.generate.engine.base import Engine, Request, Sample
-from functions.generate.engine.requests import fits
 from functions.generate.engine.keys_values import CachePart, KeysValues, Layout, decode, encode, join
+from functions.generate.engine.requests import fits
 
 THREADS = 4
 """Puts or gets at a time."""

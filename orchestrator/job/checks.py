@@ -14,12 +14,15 @@ from pathlib import Path
 from functions.call.train_params import TrainParams
 from functions.reward.rules import RULES
 from orchestrator.base.errors import ConfigError
-from orchestrator.job.config import JobConfig
+from orchestrator.job.config import SCHEMES, JobConfig
 
 
 def check_code(job: JobConfig) -> None:
     """Raises ConfigError for a scorer, loss or advantage that is named and is not there."""
     _check_scorer(job.reward.score)
+    for kind in job.environment.kinds.values() if job.environment is not None else ():
+        if not kind.startswith(SCHEMES):
+            check_object("environment.kind", kind)
     for key in ("advantage", "loss"):
         value = job.algorithm.get(key)
         if isinstance(value, str) and ":" in value:
@@ -45,7 +48,7 @@ def check_options(params: TrainParams) -> None:
 
 
 def _check_scorer(score: str) -> None:
-    if score == "model" or "://" in score:
+    if score in ("model", "environment") or "://" in score:
         return
     kind, colon, name = score.partition(":")
     if kind == "rule" and colon:

@@ -83,13 +83,33 @@ class RolloutConfig(Section):
 
 class RewardConfig(Section):
     score: str = "rule:exact"
-    """`rule:<name>`, `<file.py>:<function>`, `model`, or the URL of a remote scorer."""
+    """`rule:<name>`, `<file.py>:<function>`, `model`, the URL of a remote scorer, or `environment`: it scores its own
+    episodes."""
     model: str | None = None
     """Directory of a sequence-classification reward model, with score = "model"."""
     on_error: Literal["fail", "drop"] = "fail"
     """What a sample whose scorer failed does: fails the step, or is dropped and counted. It never becomes 0."""
     timeout_s: float = Field(60.0, gt=0)
     """For one sample."""
+
+
+class EnvironmentConfig(Section):
+    """What answers the policy's turns (docs/environments.md)."""
+
+    kind: str | Mapping[str, str]
+    """`<file.py>:<Class>`, `mcp:<command or URL>` or `verifiers:<name>`; or several by name: a row's column
+    `environment` says which is its own."""
+    max_turns: int = Field(8, ge=1)
+    """Turns of one episode, at most."""
+    timeout_s: float = Field(60.0, gt=0)
+    """For each thing that is asked of an environment: a tool call, a step, a reset, a reward."""
+    concurrency: int = Field(16, ge=1)
+    """Episodes that one replica serves at a time."""
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """By the name that rows have for them; "": all rows."""
+        return {"": self.kind} if isinstance(self.kind, str) else self.kind
 
 
 class ValidationConfig(Section):
@@ -217,6 +237,7 @@ class JobConfig(Section):
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
+    environment: EnvironmentConfig | None = None
     validation: ValidationConfig = ValidationConfig()
     algorithm: Mapping[str, Any] = {}
     """Over the recipe's settings (`rlhf-orchestrate recipes`); the keys are those of functions/call/train_params.py."""
@@ -244,6 +265,10 @@ class JobConfig(Section):
             )
         if (self.reward.score == "model") != (self.reward.model is not None):
             raise ValueError('reward.model is the directory that score = "model" uses: set both or neither')
+        if self.reward.score == "environment" and self.environment is None:
+            raise ValueError('reward.score = "environment" wants an [environment] that scores its episodes')
+        if self.environment is not None and TAIL in self.functions:
+            raise ValueError(f"functions.{TAIL}: a job with an [environment] has none: its samples go on turn by turn")
         if self.deterministic and self.rollout.engine not in ("auto", "torch"):
             raise ValueError(f'deterministic = true needs rollout.engine "torch", got "{self.rollout.engine}"')
         if self.platform.kind == "knative" and self.exchange.url is None:
@@ -297,8 +322,10 @@ class JobConfig(Section):
 PATHS = (("model", "path"), ("data", "train"), ("data", "validation"), ("critic", "path"), ("reference", "path"),
          ("reward", "model"))  # fmt: skip
 """The keys of a job that are paths."""
-CODE = (("", "recipe"), ("reward", "score"), ("algorithm", "advantage"), ("algorithm", "loss"))
+CODE = (("", "recipe"), ("reward", "score"), ("environment", "kind"), ("algorithm", "advantage"), ("algorithm", "loss"))
 """The keys that may be `<file.py>:<name>`."""
+SCHEMES = ("mcp:", "verifiers:")
+"""Of environments that are no file's (functions/environment/kinds.py)."""
 
 
 def apply_override(table: dict[str, Any], override: str) -> None:
@@ -329,9 +356,18 @@ def _resolve(table: dict[str, Any], base: Path) -> None:
     for section, key in CODE:
         holder = table.get(section) if section else table
         value = holder.get(key) if isinstance(holder, dict) else None
-        if isinstance(value, str) and ".py:" in value and "://" not in value:
-            file, _, name = value.rpartition(":")
-            holder[key] = f"{(base / file).resolve()}:{name}"  # type: ignore[index]  # a dict: value came out of it
+        if isinstance(value, str):
+            holder[key] = _located(value, base)  # type: ignore[index]  # a dict: value came out of it
+        elif isinstance(value, dict):  # environment.kind, several by name
+            holder[key] = {n: _located(v, base) if isinstance(v, str) else v for n, v in value.items()}  # type: ignore[index]
+
+
+def _located(value: str, base: Path) -> str:
+    """Of `<file.py>:<name>`, the file's absolute path."""
+    if ".py:" not in value or "://" in value or value.startswith(SCHEMES):
+        return value
+    file, _, name = value.rpartition(":")
+    return f"{(base / file).resolve()}:{name}"
 
 
 def _fields_at(path: Sequence[str | int]) -> list[str]:

@@ -210,7 +210,7 @@ class Tokenized:
 
 def tokenize(
     rows: Sequence[Row],
-    encode: Callable[[Prompt], Sequence[int]],
+    encode: Callable[[Row], Sequence[int]],
     *,
     max_prompt_length: int,
     over_long: Literal["error", "drop"] = "error",
@@ -225,7 +225,7 @@ def tokenize(
     dropped: list[tuple[Row, int]] = []
     for row in rows:
         try:
-            ids = encode(row.prompt)
+            ids = encode(row)
         except ValueError as error:
             raise DataError(f"{row.where}: {error}") from error
         if not ids:

@@ -52,7 +52,9 @@ def test_the_next_turn(kind: str, model: str, deterministic: bool, model_dir: Mo
     again = [replace(r, cache=None) for r in turn]
     wanted = {s.number: s for s in engine.generate(again, SAMPLING, lambda: False)}
     others = made(kind, model_dir(model), deterministic=deterministic)
-    moved = {s.number: s for s in others.generate(turn[::2] if kind == "torch" else again[::2], SAMPLING, lambda: False)}
+    moved = {
+        s.number: s for s in others.generate(turn[::2] if kind == "torch" else again[::2], SAMPLING, lambda: False)
+    }
     if kind == "torch":
         assert others.stats.moved_tokens == sum(r.cache.tokens for r in turn[::2] if r.cache is not None)
         assert others.stats.prefill_tokens == 0
@@ -86,7 +88,9 @@ def test_a_long_observation_is_prefilled(model_dir: Models, requests_for: Reques
     assert turn
     list(engine.generate(turn, sampling, lambda: False))
     assert engine.stats.moved_tokens == 0
-    assert engine.stats.prefill_tokens + engine.stats.shared_tokens == sum(len(r.prompt) + len(r.response) for r in turn)
+    assert engine.stats.prefill_tokens + engine.stats.shared_tokens == sum(
+        len(r.prompt) + len(r.response) for r in turn
+    )
 
 
 def test_short_samples_come_without(model_dir: Models, requests_for: Requests) -> None:
