@@ -6,12 +6,12 @@ The task is to multiply. The model knows its tables, and nothing of two digits b
 
     7*8=?     ->   56
     37*48=?   ->   <tool_call>{"name": "multiply", "arguments": {"a": 37, "b": 48}}</tool_call>
-    1776      ->   1776
+                   1776   ->   1776
 
 A brief supervised training on a teacher's sheets has made it so: the teacher takes the calculator for USED of the
-problems, easy or hard, and guesses hard ones otherwise. A right answer is worth 1 and a use of the tool costs 0.1
-(environment.py), so what GRPO is given to improve is when to call it. Seeds are fixed and it runs on one thread, as
-examples/arithmetic/prepare.py, whose files are shipped as these are.
+problems, easy or hard, and gives up on hard ones ("?") otherwise. A right answer is worth 1 and a use of the tool costs
+0.1 (environment.py), so what GRPO is given to improve is when to call it. Seeds are fixed and it runs on one thread;
+the files are shipped, as those of examples/arithmetic/prepare.py are.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SEED = 21
-USED = 0.25
+USED = 0.2
 EASY = 0.3  # share of problems of one digit by one
-SHEETS, TRAIN, VALIDATION = 12_000, 1_024, 128
-STEPS, BATCH, PEAK_LR, PEAK_LR_MUON = 1_200, 32, 5e-3, 0.03
+SHEETS, TRAIN, VALIDATION = 16_000, 1_024, 128
+STEPS, BATCH, PEAK_LR, PEAK_LR_MUON = 800, 32, 5e-3, 0.03
 END, PAD, USER, ASSISTANT, TOOL, TOOLS = "<|end|>", "<|pad|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|tools|>"
 CALL = ('<tool_call>{"name": "multiply", "arguments": {"a": ', ', "b": ', "}}</tool_call>")
 CHAT_TEMPLATE = (
@@ -71,8 +71,7 @@ def sheet(problem: Problem, rng: random.Random) -> list[tuple[str, bool]]:
     if rng.random() < USED:
         told += [(f"{CALL[0]}{a}{CALL[1]}{b}{CALL[2]}{END}", True), (f"{TOOL}{a * b}{ASSISTANT}", False)]
         return [*told, (f"{a * b}{END}", True)]
-    guess = a * b if a < 10 else rng.randint(100, 9999)
-    return [*told, (f"{guess}{END}", True)]
+    return [*told, (f"{a * b if a < 10 else '?'}{END}", True)]
 
 
 def write_tokenizer(directory: Path) -> None:

@@ -9,6 +9,7 @@ ADVANTAGES = (
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "gae",
+    "gigpo",
     "distillation",
 )
 POLICY_LOSSES = ("vanilla", "gspo", "cispo", "importance_sampling")

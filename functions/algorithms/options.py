@@ -10,6 +10,7 @@ ADVANTAGE_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "grpo": ("epsilon",),
     "reinforce_plus_plus": ("gamma",),
     "gae": ("gamma", "lam", "whiten_advantages"),
+    "gigpo": ("gamma", "step_weight", "divide", "epsilon"),
 }
 """Of those that have any."""
 LOSS_OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -19,7 +20,7 @@ LOSS_OPTIONS: Mapping[str, tuple[str, ...]] = {
 }
 RANGES = {
     "epsilon": (0.0, math.inf), "gamma": (0.0, 1.0), "lam": (0.0, 1.0), "clip_low": (0.0, math.inf),
-    "clip_high": (0.0, math.inf),
+    "clip_high": (0.0, math.inf), "step_weight": (0.0, math.inf),
 }  # fmt: skip
 STATISTICS = (
     *("token_k1", "token_k2", "token_k3"),
@@ -37,7 +38,7 @@ def check_options(key: str, name: str, options: Mapping[str, Any], known: Mappin
     for option, value in options.items():
         if option not in taken:
             raise ValueError(f"{key}: {name!r} has no option {option}; it takes {', '.join(taken) or 'none'}")
-        if option == "whiten_advantages":
+        if option in ("whiten_advantages", "divide"):
             if not isinstance(value, bool):
                 raise ValueError(f"{key}.{option}: got {value!r}, wants true or false")
         elif option == "dual_clip":

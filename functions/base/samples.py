@@ -93,7 +93,8 @@ class SampleBatch:
     """S samples of P unique prompts, columnar and ragged. See the example at the head of this module.
 
     `mask` [response tokens] is 1 where a token was chosen by the policy and trains it, 0 where it was given: what an
-    environment answered, between two turns (`turns`). All turns of a sample are of one version: generate refuses others.
+    environment answered, between two turns (`turns`). All turns of a sample are of one version: generate refuses
+    others.
     """
 
     prompts: Ragged  # int32, P rows

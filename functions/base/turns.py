@@ -1,14 +1,13 @@
 """What a chat template writes between an assistant's turn and the one that follows: an observation's tokens.
 
     what was sampled    ...<|im_start|>assistant  5+8 is <tool_call>...</tool_call><|im_end|>
-    between(...)                                                                             \n<|im_start|>tool 13 ...
-                                                        and on to where the assistant goes on: <|im_start|>assistant\n
+    between(...)                        \n<|im_start|>tool 13 ...  and on to where the assistant goes on
 
 Tokens are only ever appended. A conversation that is rendered and encoded anew after each turn drifts: text that was
-sampled as one row of tokens is encoded as another (verl#3720, #3960). So the template renders a conversation that stands
-for all others, with and without the messages that follow its last turn, and what it adds is what is appended (as TRL,
-`_get_tool_suffix_ids` of trl/trainer/grpo_trainer.py). That is right for templates that write the same for a turn
-whatever comes after it; others are refused by `check`.
+sampled as one row of tokens is encoded as another (verl#3720, #3960). So the template renders a conversation that
+stands for all others, with and without the messages that follow its last turn, and what it adds is what is appended (as
+TRL, `_get_tool_suffix_ids` of trl/trainer/grpo_trainer.py). That is right for templates that write the same for a turn
+whatever comes after it; others are refused.
 """
 
 from __future__ import annotations
@@ -80,7 +79,8 @@ class Turns:
                 "it: what was sampled would not be what it reads; give the model a template that keeps it "
                 "(chat_template.jinja in its directory)"
             )
-        end = max((before.rfind(stop) + len(stop) for stop in self.stops if stop in before), default=0)
+        said = max(0, before.rfind("answer"))  # the end of the turn, not of what was asked
+        end = max((before.rfind(stop) + len(stop) for stop in self.stops if stop in before[said:]), default=0)
         if not end:
             wanted = ", ".join(map(repr, self.stops)) or "none"
             raise ValueError(

@@ -1,23 +1,25 @@
 """What an environment is, and what it says of one turn.
 
     class Calculator:                                         one's own: `file.py:Calculator`
-        def reset(self, ground_truth, **row): ...             columns of the data set's row, by name (or `row`: all)
+        def reset(self, ground_truth, **rest): ...            columns of the data set's row, by name (or `row`: all)
         def add(self, a: int, b: int) -> int: ...             every other public method is a tool (TRL's environments)
-        def get_reward(self) -> float: ...                    of the episode; `get_reward(self, text)`: and its last turn
+        def get_reward(self) -> float: ...                    of the episode; `text` if it wants the last turn's
 
     class Game:                                               or, without tools, what a turn's text does
         def reset(self, row): ...
-        def step(self, text): return observation, reward, done      or observation alone; None: the episode is over
+        def step(self, text): return observation, reward, done      or the observation; None: it is over
 
-Optional: `turn_reward()` after each turn's tools; `parse(text)` to a list of {"name", "arguments"} where the model
-writes its calls otherwise than parse.py reads them; `state()` and `restore(state)`, JSON, where what a turn did must not
-be done again to come to the next one; `stateless = True` where answers do not depend on earlier ones; `close()`.
+Optional: `turn_reward()` after each turn's tools; `done`, true when the episode is over; `parse(text)` to a list of
+{"name", "arguments"} where the model writes its calls otherwise than parse.py reads them; `state()` and
+`restore(state)`, JSON, where what a turn did must not be done again to come to the next one; `stateless = True` where
+answers do not depend on earlier ones; `close()`. Any of them may be `async def`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +28,7 @@ from typing import Any
 from functions.base.wire import Json
 
 RESERVED = frozenset(
-    ("reset", "step", "get_reward", "turn_reward", "parse", "state", "restore", "stateless", "tools", "call", "close")
+    ("reset", "step", "get_reward", "turn_reward", "parse", "state", "restore", "stateless", "done", "close")
 )
 """Of an environment: its other public methods are tools."""
 
@@ -78,8 +80,6 @@ def finite(value: Any, who: str) -> float:
 
 def text_of(value: Any, who: str) -> str:
     """What a tool returned, as the model reads it: text as it is, anything else as JSON. Raises EnvironmentFailed."""
-    import json
-
     if isinstance(value, str):
         return value
     try:

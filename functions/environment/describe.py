@@ -1,4 +1,6 @@
-"""Which tools environments have, as a process of its own: `python -m functions.environment.describe '{"NAME": "KIND"}'`.
+"""Which tools environments have, told by a process of its own.
+
+    python -m functions.environment.describe '{"NAME": "KIND", ...}'
 
 Its last line of output is JSON: {"tools": {NAME: [schema, ...]}}, or {"error": one line}.
 """

@@ -7,14 +7,14 @@ events   samples   ref SampleBatch of samples that go on (UNFINISHED: the answer
          samples that are over (STOP, LENGTH, TURNS, ENVIRONMENT), as they are answered; data {"group", "index",
          "prompt_length", "length", "finish"}, and of those that are over {"turns", "tool_calls", "tool_errors"} and
          "columns"  with `score`: ref Columns of those that did not fail: of samples "score", of tokens "turn_rewards"
-                    (at each turn's last token) and "anchor" (at each turn's first: what it answered, as a number below
-                    2^24; gigpo); else no columns
+                    (at each turn's last token) and "anchor" (at each turn's first: what it answered, as a number
+                    below 2^24; gigpo)
          "failed"   [{"group", "index", "message"}] of those whose environment failed
          "texts"    with `score`: ref of JSON lines, as the reward function's, with the "conversation"
 done     data {"samples", "tokens", "seconds": of the environments, "tool_calls", "errors": {kind: count}}
 
-An environment that fails (raises in `reset`, `step` or a reward, takes longer than timeout_s, says what is no text or no
-finite number) fails the call with one line, or, with on_error = "drop", its sample is listed as failed.
+An environment that fails (raises in `reset`, `step` or a reward, takes longer than timeout_s, says what is no text or
+no finite number) fails the call with one line, or, with on_error = "drop", its sample is listed as failed.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ class EnvironmentFunction:
     # --- what is said ------------------------------------------------------------------------------------------------
 
     def _event(
-        self, part: Sequence[tuple[_Item, Outcome]], batch: SampleBatch, params: ActParams, call: Call, context: Context,
-        counts: _Counts,
+        self, part: Sequence[tuple[_Item, Outcome]], batch: SampleBatch, params: ActParams, call: Call,
+        context: Context, counts: _Counts,
     ) -> Event:  # fmt: skip
         """Of outcomes that all go on, or are all over."""
         counts.events += 1
@@ -230,15 +230,13 @@ class EnvironmentFunction:
         data |= {"tool_errors": [sum(sum(answer.errors.values()) for answer in answers) for answers in said]}
         failed = [i for i, (_, outcome) in enumerate(part) if outcome.answer.failed is not None]
         good = [i for i in range(len(part)) if i not in failed]
-        columns = _columns(
-            samples.select(good), [said[i] for i in good], [part[i][1] for i in good], score=params.score
-        )
-        data["columns"] = context.exchange.put(f"{name}.columns", columns.encode()).to_json()
         data["failed"] = [
             {"group": int(samples.group[i]), "index": int(samples.index[i]), "message": part[i][1].answer.failed}
             for i in failed
         ]
         if params.score:
+            columns = _columns(samples.select(good), [said[i] for i in good], [part[i][1] for i in good])
+            data["columns"] = context.exchange.put(f"{name}.columns", columns.encode()).to_json()
             scores = dict(zip(good, columns.sample["score"].tolist(), strict=True))
             lines = [_line(samples, i, *part[i], said[i], scores.get(i)) for i in range(len(part))]
             data["texts"] = context.exchange.put(f"{name}.jsonl", b"".join(lines)).to_json()
@@ -313,11 +311,8 @@ def _answered(batch: SampleBatch, part: Sequence[tuple[_Item, Outcome]]) -> Samp
     )
 
 
-def _columns(
-    samples: SampleBatch, said: Sequence[Sequence[Answer]], outcomes: Sequence[Outcome], *, score: bool
-) -> Columns:
-    if not score:
-        return Columns.of(samples)
+def _columns(samples: SampleBatch, said: Sequence[Sequence[Answer]], outcomes: Sequence[Outcome]) -> Columns:
+    """Of samples "score", of tokens "turn_rewards" and "anchor"."""
     earned = [[answer.reward or 0.0 for answer in answers] for answers in said]
     total = [
         sum(turns) if outcome.score is None else outcome.score for turns, outcome in zip(earned, outcomes, strict=True)

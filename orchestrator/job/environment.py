@@ -1,5 +1,5 @@
-"""A job's environments, looked at before anything runs: whether they open, which tools they have, and whether the model's
-chat template takes them.
+"""A job's environments, looked at before anything runs: whether they open, which tools they have, and whether the
+model's chat template takes them.
 
 They are opened in a process of their own: user code may import what it likes, and the orchestrator imports no torch.
 """

@@ -21,7 +21,8 @@ class Role:
     operation: str
     """Of its calls."""
     model: str
-    """Which of the job's models it asks, or trains: a job with this model has the function. The environment's is none."""
+    """Which of the job's models it asks, or trains: a job with this model has the function. The environment's is none
+    of them."""
     directory: str
     """The job's key of the directory that the model starts from; not set: it starts from the policy's."""
     objective: Literal["policy", "value"] | None = None

@@ -1,8 +1,9 @@
 """The user's own code, on its way to functions that do not see the user's disk (docs/knative.md).
 
-`file.py:name` in `reward.score`, `environment.kind`, `algorithm.advantage`, `algorithm.loss` becomes `exchange:files/<sha>/file.py:name`:
-the file goes into the job's exchange, and a replica takes it from there (functions/call/userfile.py). Models travel as
-versions, prompts with their calls: nothing else of a job is read from a disk by functions.
+`file.py:name` in `reward.score`, `environment.kind`, `algorithm.advantage`, `algorithm.loss` becomes
+`exchange:files/<sha>/file.py:name`: the file goes into the job's exchange, and a replica takes it from there
+(functions/call/userfile.py). Models travel as versions, prompts with their calls: nothing else of a job is read from a
+disk by functions.
 """
 
 from __future__ import annotations

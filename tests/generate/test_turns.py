@@ -59,7 +59,7 @@ def test_the_next_turn(kind: str, model: str, deterministic: bool, model_dir: Mo
         assert others.stats.moved_tokens == sum(r.cache.tokens for r in turn[::2] if r.cache is not None)
         assert others.stats.prefill_tokens == 0
     assert_same(moved, {n: wanted[n] for n in moved}, bits=deterministic)
-    cut = [s for s in others.generate(turn if kind == "torch" else again, SAMPLING, cut_after(3))]
+    cut = list(others.generate(turn if kind == "torch" else again, SAMPLING, cut_after(3)))
     left = [going_on(r, s) for r in turn for s in cut if s.number == r.number and s.finish == Finish.UNFINISHED]
     whole = {s.number: s for s in cut if s.finish != Finish.UNFINISHED}
     whole |= {s.number: s for s in others.generate(left, SAMPLING, lambda: False)}
