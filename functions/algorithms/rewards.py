@@ -41,8 +41,8 @@ def token_rewards(
     """[N]: -kl_coef * kl at every trained token, plus the score at the last trained token of its sequence.
 
     Of a score part of which was earned in turns (`turn_rewards` [N], at each turn's last token) that part is there, the
-    rest at the last. InstructGPT (arXiv:2203.02155). A sequence without trained tokens has nowhere to put its score: it is
-    left out here, and counted by `batch_totals`. (verl puts the score at the last token even under the mask.)
+    rest at the last. InstructGPT (arXiv:2203.02155). A sequence without trained tokens has nowhere to put its score: it
+    is left out here, and counted by `batch_totals`. (verl puts the score at the last token even under the mask.)
     """
     checked_scores("scores", scores)
     rewards = torch.zeros(segment.shape, dtype=torch.float32, device=segment.device)

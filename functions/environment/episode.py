@@ -173,8 +173,8 @@ def _resumed(turn: Turn, kind: Kind, exchange: Exchange, held: Episodes, timed: 
         answer, told = episode.act(text), read(exchange, key)
         if told is not None and list(told.answer.observations) != list(answer.observations):
             raise EnvironmentFailed(
-                f"{kind.name} answers turn {number} otherwise when it is asked again, to come to turn {len(before) + 1} "
-                "on another replica: give it `state` and `restore`, or `stateless = True`"
+                f"{kind.name} answers turn {number} otherwise when it is asked again to come to turn "
+                f"{len(before) + 1} on another replica: give it `state` and `restore`, or `stateless = True`"
             )
     return episode
 

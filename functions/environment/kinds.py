@@ -2,7 +2,6 @@
 
 file.py:Class, package.module:Class     one's own, or TRL's (own.py)
 mcp:COMMAND, mcp:http://...             the tools of an MCP server (mcp.py)
-verifiers:NAME                          an environment of the package verifiers (verifiers.py)
 """
 
 from __future__ import annotations
@@ -63,10 +62,6 @@ def open_kind(name: str) -> Kind:
         from functions.environment.mcp import McpKind
 
         return McpKind(rest)
-    if scheme == "verifiers":
-        from functions.environment.verifiers import VerifiersKind
-
-        return VerifiersKind(rest)
     return OwnKind(name)
 
 

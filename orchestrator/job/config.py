@@ -97,8 +97,8 @@ class EnvironmentConfig(Section):
     """What answers the policy's turns (docs/environments.md)."""
 
     kind: str | Mapping[str, str]
-    """`<file.py>:<Class>`, `mcp:<command or URL>` or `verifiers:<name>`; or several by name: a row's column
-    `environment` says which is its own."""
+    """`<file.py>:<Class>`, or `mcp:<command or URL>`; or several by name: a row's column `environment` says which is its
+    own."""
     max_turns: int = Field(8, ge=1)
     """Turns of one episode, at most."""
     timeout_s: float = Field(60.0, gt=0)
@@ -324,7 +324,7 @@ PATHS = (("model", "path"), ("data", "train"), ("data", "validation"), ("critic"
 """The keys of a job that are paths."""
 CODE = (("", "recipe"), ("reward", "score"), ("environment", "kind"), ("algorithm", "advantage"), ("algorithm", "loss"))
 """The keys that may be `<file.py>:<name>`."""
-SCHEMES = ("mcp:", "verifiers:")
+SCHEMES = ("mcp:",)
 """Of environments that are no file's (functions/environment/kinds.py)."""
 
 

@@ -161,8 +161,8 @@ def test_gigpo_is_verl_agents(gamma: float, weight: float, divide: bool) -> None
         wanted = reference(rows, gamma, weight, divide)
         tensors = {n: torch.tensor(v, dtype=torch.long if n == "segment" else torch.float32) for n, v in flat.items()}
         estimate = gigpo(
-            scores=torch.tensor(totals), group=torch.arange(samples) % 2, gamma=gamma, step_weight=weight, divide=divide,
-            **tensors,
+            scores=torch.tensor(totals), group=torch.arange(samples) % 2, gamma=gamma, step_weight=weight,
+            divide=divide, **tensors,
         )  # fmt: skip
         by_token = [value for row, value in zip(rows, wanted, strict=True) for _ in range(row["said"])]
         trained = tensors["mask"] == 1

@@ -304,7 +304,7 @@ def test_an_environment_that_cannot_be_begun_again_says_so(tmp_path: Path) -> No
     row = {"log": str(tmp_path / "log")}
     on, _, _ = scene.answered(scene.act(scene.first(["a"]), row))
     scene.function = EnvironmentFunction()
-    with pytest.raises(FatalError, match=r"answers turn 1 otherwise when it is asked again, .* give it `state` and"):
+    with pytest.raises(FatalError, match=r"answers turn 1 otherwise when it is asked again .* give it `state` and"):
         scene.act(scene.said(on, ["b"]), row)
 
 
