@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from orchestrator.job.config import CODE, PATHS, SCHEMES, JobConfig
+from orchestrator.job.config import CODE, PATHS, JobConfig
+from orchestrator.job.environment_config import SCHEMES
 
 REMOTE_EXCHANGES = ("redis", "rediss", "s3", "tiered+s3")
 INNER = {"redis": ("redis", "rediss"), "endpoint": ("http", "https")}

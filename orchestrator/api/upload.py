@@ -11,7 +11,8 @@ import httpx
 
 from orchestrator.api.client import check
 from orchestrator.base.errors import ConfigError, RunError
-from orchestrator.job.config import CODE, PATHS, SCHEMES
+from orchestrator.job.config import CODE, PATHS
+from orchestrator.job.environment_config import SCHEMES
 from orchestrator.job.hub import HubId
 
 BLOCK = 1 << 20

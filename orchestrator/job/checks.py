@@ -14,7 +14,8 @@ from pathlib import Path
 from functions.call.train_params import TrainParams
 from functions.reward.rules import RULES
 from orchestrator.base.errors import ConfigError
-from orchestrator.job.config import SCHEMES, JobConfig
+from orchestrator.job.config import JobConfig
+from orchestrator.job.environment_config import SCHEMES
 
 
 def check_code(job: JobConfig) -> None:

@@ -22,6 +22,7 @@ from functions.call.train_params import LoraParams, OptimizerParams, Schedule, T
 from orchestrator.base.errors import ConfigError
 from orchestrator.base.section import Section
 from orchestrator.base.values import check_values
+from orchestrator.job.environment_config import EnvironmentConfig, located
 from orchestrator.job.hub import HubId
 from orchestrator.job.roles import BY_NAME
 from orchestrator.job.telemetry import TelemetryConfig
@@ -91,25 +92,6 @@ class RewardConfig(Section):
     """What a sample whose scorer failed does: fails the step, or is dropped and counted. It never becomes 0."""
     timeout_s: float = Field(60.0, gt=0)
     """For one sample."""
-
-
-class EnvironmentConfig(Section):
-    """What answers the policy's turns (docs/environments.md)."""
-
-    kind: str | Mapping[str, str]
-    """`<file.py>:<Class>`, or `mcp:<command or URL>`; or several by name: a row's column `environment` says which is its
-    own."""
-    max_turns: int = Field(8, ge=1)
-    """Turns of one episode, at most."""
-    timeout_s: float = Field(60.0, gt=0)
-    """For each thing that is asked of an environment: a tool call, a step, a reset, a reward."""
-    concurrency: int = Field(16, ge=1)
-    """Episodes that one replica serves at a time."""
-
-    @property
-    def kinds(self) -> Mapping[str, str]:
-        """By the name that rows have for them; "": all rows."""
-        return {"": self.kind} if isinstance(self.kind, str) else self.kind
 
 
 class ValidationConfig(Section):
@@ -324,8 +306,6 @@ PATHS = (("model", "path"), ("data", "train"), ("data", "validation"), ("critic"
 """The keys of a job that are paths."""
 CODE = (("", "recipe"), ("reward", "score"), ("environment", "kind"), ("algorithm", "advantage"), ("algorithm", "loss"))
 """The keys that may be `<file.py>:<name>`."""
-SCHEMES = ("mcp:",)
-"""Of environments that are no file's (functions/environment/kinds.py)."""
 
 
 def apply_override(table: dict[str, Any], override: str) -> None:
@@ -357,17 +337,9 @@ def _resolve(table: dict[str, Any], base: Path) -> None:
         holder = table.get(section) if section else table
         value = holder.get(key) if isinstance(holder, dict) else None
         if isinstance(value, str):
-            holder[key] = _located(value, base)  # type: ignore[index]  # a dict: value came out of it
+            holder[key] = located(value, base)  # type: ignore[index]  # a dict: value came out of it
         elif isinstance(value, dict):  # environment.kind, several by name
-            holder[key] = {n: _located(v, base) if isinstance(v, str) else v for n, v in value.items()}  # type: ignore[index]
-
-
-def _located(value: str, base: Path) -> str:
-    """Of `<file.py>:<name>`, the file's absolute path."""
-    if ".py:" not in value or "://" in value or value.startswith(SCHEMES):
-        return value
-    file, _, name = value.rpartition(":")
-    return f"{(base / file).resolve()}:{name}"
+            holder[key] = {n: located(v, base) if isinstance(v, str) else v for n, v in value.items()}  # type: ignore[index]
 
 
 def _fields_at(path: Sequence[str | int]) -> list[str]:

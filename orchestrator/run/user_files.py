@@ -18,7 +18,8 @@ from functions.call.train_params import TrainParams
 from functions.call.userfile import CARRIED
 from orchestrator.base.errors import ConfigError
 from orchestrator.calls.exchange import AsyncExchange
-from orchestrator.job.config import SCHEMES, JobConfig
+from orchestrator.job.config import JobConfig
+from orchestrator.job.environment_config import SCHEMES
 
 FILES = "files/"
 
