@@ -34,6 +34,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
+OURS = ("token", "leased")
+"""Settings that no command line has."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Settings:
     scratch: str = ""
     token: str = ""
     function: str = ""
+    leased: bool = False
+    """Parked, the process ends when the job's orchestrator has given no sign of life (wire.ALIVE) for its lifetime."""
     stuck_s: float = 60.0
     """How long a cancelled call may go on before the process, of no use any more, ends itself."""
 
@@ -64,7 +68,7 @@ class Settings:
 
     def command_line(self) -> list[str]:
         """Of `python -m functions.server`; the token travels by environment."""
-        told = {f"--{f.name.replace('_', '-')}": getattr(self, f.name) for f in fields(self) if f.name != "token"}
+        told = {f"--{f.name.replace('_', '-')}": getattr(self, f.name) for f in fields(self) if f.name not in OURS}
         told["--options"] = json.dumps(dict(self.options))
         return [str(word) for pair in told.items() for word in pair]
 

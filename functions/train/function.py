@@ -25,15 +25,17 @@ from functions.call.inputs import read_columns, read_samples, without
 from functions.call.train_params import TrainParams
 from functions.exchange.base import NotFound
 from functions.models.packing import Pack
+from functions.models.parked import HostMemory
 from functions.models.pretrained import pick_device
-from functions.train.batch import NOTHING_LEFT, Targets, TrainBatch, build, targets
+from functions.train.batch import NOTHING_LEFT, Targets, TrainBatch, after_entropy, build, targets
 from functions.train.feed import Feed
 from functions.train.gang import ALONE, GangParams, Ranks, meet
 from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
 from functions.train.progress import Progress
-from functions.train.state import Structure, TrainState, load, publish_state
-from functions.train.step import Check, accumulate, batch_logprobs, blame, denominators, kept_mask, truncation
+from functions.train.selection import draw, redrawn, selected
+from functions.train.state import Structure, TrainState, lighter, load, publish_state, tensors_of, whole_again
+from functions.train.step import Check, accumulate, batch_logprobs, blame, denominators, truncation, whole_correction
 from functions.train.streamed import optimize_streamed, whole_batch
 from functions.train.update import check_bound, check_versions, prefix_shared, share_of, told, training, update
 from functions.weights.manifest import Manifest, label, read_manifest
@@ -50,6 +52,21 @@ class TrainFunction:
         if threads is not None:
             torch.set_num_threads(threads)
         self._held: TrainState | None = None
+        self._host = HostMemory()
+
+    def park(self) -> int | None:
+        """Of a gang nothing is held: its ranks read their rows again."""
+        if self._held is None:
+            self._host.park(())
+            return None
+        self._held = lighter(self._held)
+        self._host.park(tensors_of(self._held))
+        return self._held.version.number
+
+    def unpark(self) -> None:
+        self._host.unpark()
+        if self._held is not None:
+            self._held = whole_again(self._held)
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "train":
@@ -132,10 +149,15 @@ def optimize(
     prefix, progress = "actor" if params.objective == "policy" else "critic", Progress(context)
     with training(state.model, params):
         old = _old_logprobs(state, batch, params, share_of(state, batch, batch.trained_rows(), params), progress)
-        goal = targets(batch, params, old, state.carry)
+        correction = whole_correction(batch, old, params)
+        goal = targets(batch, params, old, state.carry, None if correction is None else correction.weights)
         if old is not None and params.objective == "policy":
             _check_mismatch(batch, old, params)
-        kept = kept_mask(batch, old, params)
+        goal = selected(batch, goal, old, correction, params)
+        kept = batch.mask if correction is None else correction.mask
+        given, drawn = batch, draw(batch, params)
+        if drawn is not None:
+            batch, goal, old, kept = redrawn(batch, goal, old, kept, drawn)
         parts, computed = list[dict[str, float]](), 0
         for epoch in range(params.epochs):
             for number, rows in enumerate(mini_batches(batch, params.mini_batches)):
@@ -145,10 +167,13 @@ def optimize(
                 parts.append(_one_step(state, own, rows, batch, goal, old, kept, params, progress))
     metrics = {name: _over_steps(name, parts) for name in parts[0]} | goal.metrics
     metrics[f"{prefix}/lr"] = parts[-1][f"{prefix}/lr"]
+    if drawn is not None:
+        given.mismatch[drawn] = batch.mismatch
+    carry = after_entropy(params, goal.carry, metrics.get("actor/entropy", 0.0))
     done = {"optimizer_steps": len(parts), "packs": own.count, "computed_tokens": computed}
     done |= {"shared_prefix": int(prefix_shared(state, batch))}
-    finite, stats = told(state, batch, metrics)
-    return finite, stats | done, goal.carry
+    finite, stats = told(state, given, metrics)
+    return finite, stats | done, carry
 
 
 def _one_step(
@@ -193,11 +218,13 @@ def _old_logprobs(
     """Log-probabilities of the weights before the step, where it wants them: those that came with the samples, unless
     only part of the distribution was sampled from. How much that is, nobody else says."""
     given, whole = batch.token.get("old_logprobs"), truncation(params) == WHOLE
-    if not state.forward.policy or (given is not None and whole) or (given is None and not params.wants_old):
+    enough = given is not None and whole and not params.wants_more_of_old
+    if not state.forward.policy or enough or (given is None and not params.wants_old):
         return given
     progress.stage("old log-probabilities", len(own.packs))
     old = state.ranks.sum(batch_logprobs(state.forward, own, batch, params, progress))
-    batch.kept_mass.copy_(state.ranks.sum(batch.kept_mass))
+    for column in (batch.kept_mass, *((batch.entropy, batch.squared_mass) if params.wants_more_of_old else ())):
+        column.copy_(state.ranks.sum(column))
     return old
 
 

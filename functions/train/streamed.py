@@ -23,7 +23,7 @@ from functions.base.wire import FeedPart
 from functions.call.function import Context, FatalError
 from functions.call.train_params import TrainParams
 from functions.models.packing import Pack
-from functions.train.batch import Targets, TrainBatch, build, masked, targets
+from functions.train.batch import Targets, TrainBatch, after_entropy, build, masked, targets
 from functions.train.feed import Intake
 from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
@@ -66,7 +66,8 @@ def optimize_streamed(
     finite, stats = told(state, whole, metrics | goal.metrics)
     stats |= {"optimizer_steps": 1, "packs": sum(own.count for _, _, own in done), "fed_batches": len(done)}
     stats |= {"computed_tokens": sum(own.tokens for _, _, own in done)}
-    return finite, stats, goal.carry, mismatch_columns([batch for batch, _, _ in done], state.ranks)
+    carry = after_entropy(params, goal.carry, finite.get("actor/entropy", 0.0))
+    return finite, stats, carry, mismatch_columns([batch for batch, _, _ in done], state.ranks)
 
 
 def whole_batch(batches: Iterator[Sequence[FeedPart]], params: TrainParams, context: Context) -> TrainBatch:

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from orchestrator.job.config import CODE, PATHS, JobConfig
+from orchestrator.job.config import JobConfig
 from orchestrator.job.environment_config import SCHEMES
+from orchestrator.job.paths import CODE, PATHS
 
 REMOTE_EXCHANGES = ("redis", "rediss", "s3", "tiered+s3")
 INNER = {"redis": ("redis", "rediss"), "endpoint": ("http", "https")}
@@ -105,6 +106,7 @@ RULES: Mapping[str, Rule] = {
     "reward.score": score,
     "environment.kind": environment,
     "environment.kind.*": environment,
+    "reward.sandbox": web,
     "exchange.url": store,
     "telemetry.mlflow.tracking_uri": web,
     "telemetry.otlp_endpoint": web,

@@ -11,9 +11,9 @@ import httpx
 
 from orchestrator.api.client import check
 from orchestrator.base.errors import ConfigError, RunError
-from orchestrator.job.config import CODE, PATHS
 from orchestrator.job.environment_config import SCHEMES
 from orchestrator.job.hub import HubId
+from orchestrator.job.paths import CODE, PATHS
 
 BLOCK = 1 << 20
 

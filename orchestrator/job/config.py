@@ -19,11 +19,12 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from functions.base.names import Engine
 from functions.base.suggest import did_you_mean
 from functions.call.train_params import LoraParams, OptimizerParams, Schedule, TrainParams
+from functions.reward.rules import CODE_RULES
 from orchestrator.base.errors import ConfigError
 from orchestrator.base.section import Section
 from orchestrator.base.values import check_values
-from orchestrator.job.environment_config import EnvironmentConfig, located
-from orchestrator.job.hub import HubId
+from orchestrator.job.environment_config import EnvironmentConfig
+from orchestrator.job.paths import resolve
 from orchestrator.job.roles import BY_NAME
 from orchestrator.job.telemetry import TelemetryConfig
 from orchestrator.planner.base import TAIL
@@ -92,6 +93,21 @@ class RewardConfig(Section):
     """What a sample whose scorer failed does: fails the step, or is dropped and counted. It never becomes 0."""
     timeout_s: float = Field(60.0, gt=0)
     """For one sample."""
+    sandbox: bool | str = False
+    """Where model-written code runs (`rule:code`, `rule:code_fraction`, a scorer with a parameter `sandbox`): true, the
+    platform's, or the URL of a service in SandboxFusion's form (docs/sandbox.md)."""
+    sandbox_timeout_s: float = Field(10.0, gt=0)
+    """For one program: one test of one sample."""
+    sandbox_memory_mb: int = Field(1024, ge=16)
+    """For one program, with all that it starts."""
+
+    @model_validator(mode="after")
+    def _sandboxed(self) -> RewardConfig:
+        if isinstance(self.sandbox, str) and not self.sandbox.startswith(("http://", "https://")):
+            raise ValueError(f"sandbox: got {self.sandbox!r}, wants true or the URL of a service (http://, https://)")
+        if self.score.removeprefix("rule:") in CODE_RULES and not self.sandbox:
+            raise ValueError(f"{self.score} runs code that a model wrote: set reward.sandbox = true, or to a URL")
+        return self
 
 
 class ValidationConfig(Section):
@@ -251,6 +267,9 @@ class JobConfig(Section):
             raise ValueError('reward.score = "environment" wants an [environment] that scores its episodes')
         if self.environment is not None and TAIL in self.functions:
             raise ValueError(f"functions.{TAIL}: a job with an [environment] has none: its samples go on turn by turn")
+        knative = self.platform.knative if self.platform.kind == "knative" else None
+        if self.reward.sandbox is True and knative is not None and knative.sandbox is None:
+            raise ValueError("reward.sandbox = true on Knative wants platform.knative.sandbox, the service's URL")
         if self.deterministic and self.rollout.engine not in ("auto", "torch"):
             raise ValueError(f'deterministic = true needs rollout.engine "torch", got "{self.rollout.engine}"')
         if self.platform.kind == "knative" and self.exchange.url is None:
@@ -290,6 +309,14 @@ class JobConfig(Section):
             )
         return self
 
+    @property
+    def scoring(self) -> dict[str, Any]:
+        """`reward` as the reward function's calls say it: the sandbox by its place."""
+        where: bool | str = self.reward.sandbox
+        if where is True:
+            where = (self.platform.knative and self.platform.knative.sandbox) or "local"
+        return self.reward.model_dump(exclude={"model"}) | {"sandbox": where or ""}
+
     def function(self, name: str) -> FunctionConfig:
         return self.functions.get(name, FunctionConfig())
 
@@ -299,13 +326,6 @@ class JobConfig(Section):
         if self.validation.every is not None:
             return self.validation.every
         return VALIDATE_EVERY if self.data.held_out else 0
-
-
-PATHS = (("model", "path"), ("data", "train"), ("data", "validation"), ("critic", "path"), ("reference", "path"),
-         ("reward", "model"))  # fmt: skip
-"""The keys of a job that are paths."""
-CODE = (("", "recipe"), ("reward", "score"), ("environment", "kind"), ("algorithm", "advantage"), ("algorithm", "loss"))
-"""The keys that may be `<file.py>:<name>`."""
 
 
 def apply_override(table: dict[str, Any], override: str) -> None:
@@ -323,23 +343,6 @@ def apply_override(table: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"override {override!r}: {part!r} is a value, not a section")
     table[last] = value
-
-
-def _resolve(table: dict[str, Any], base: Path) -> None:
-    """Makes the paths of a job absolute, in place; `<file.py>:<function>` as well. An id of the Hub stays, unless it is
-    a path here."""
-    for section, key in PATHS:
-        inner = table.get(section)
-        value = inner.get(key) if isinstance(inner, dict) else None
-        if isinstance(value, str) and (HubId.parse(value) is None or (base / value).exists()):
-            inner[key] = str((base / value).resolve())  # type: ignore[index]  # a dict: value came out of it
-    for section, key in CODE:
-        holder = table.get(section) if section else table
-        value = holder.get(key) if isinstance(holder, dict) else None
-        if isinstance(value, str):
-            holder[key] = located(value, base)  # type: ignore[index]  # a dict: value came out of it
-        elif isinstance(value, dict):  # environment.kind, several by name
-            holder[key] = {n: located(v, base) if isinstance(v, str) else v for n, v in value.items()}  # type: ignore[index]
 
 
 def _fields_at(path: Sequence[str | int]) -> list[str]:
@@ -374,7 +377,7 @@ def parse_job(table: Mapping[str, Any], *, base: Path, where: str = "job") -> Jo
     """Builds the job from a parsed TOML or JSON table. Raises ConfigError with one line per mistake."""
     resolved = {k: dict(v) if isinstance(v, dict) else v for k, v in table.items()}
     check_values(table, where)
-    _resolve(resolved, base)
+    resolve(resolved, base)
     try:
         return JobConfig.model_validate(resolved)
     except ValidationError as error:

@@ -5,6 +5,7 @@ What is assumed rather than measured stands here, one field each, so that a read
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from orchestrator.planner.devices import Device, ModelShape, kv_capacity_tokens
 from orchestrator.planner.latency import WorkCost, forward_prior, generate_prior, train_prior
 from orchestrator.planner.learned import Priors
 from orchestrator.planner.policies import Policy
-from orchestrator.platforms.base import FunctionSpec
+from orchestrator.platforms.base import FunctionSpec, Usage
 from orchestrator.simulation.functions import Generate, Model, Work
 from orchestrator.simulation.lengths import Lengths
 
@@ -73,6 +74,15 @@ class Scenario:
     reward_replicas: int = 8
     recompute: bool = True
     """Gradient checkpointing."""
+
+    @property
+    def unit(self) -> str:
+        """What is held and paid for by the second."""
+        return "GPU"
+
+    def usd(self, usage: Sequence[Usage], now_s: float) -> float | None:
+        """What the usage costs; None where the price of a GPU, by which it is worked out else, is all that is known."""
+        return None
 
     @property
     def critics(self) -> bool:

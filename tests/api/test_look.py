@@ -21,8 +21,8 @@ from orchestrator.api.views.thin import Names, columns, parts, thinned
 from orchestrator.api.views.timeline import Timelines
 from orchestrator.api.views.trace import Lane, TraceFile, place
 from orchestrator.planner.base import CurvePoint, StepPlan
-from orchestrator.platforms.base import FunctionSpec, Replica, Usage
-from orchestrator.run.ledger import Books, Cost, StepCost, reserved_costs, together
+from orchestrator.platforms.base import Replica, Usage
+from orchestrator.run.ledger import Books, Cost, StepCost, together
 from orchestrator.telemetry.now import Now
 from orchestrator.telemetry.plans import Plans
 from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
@@ -194,15 +194,13 @@ def test_names_are_those_of_all_rows_and_follow_a_file_that_begins_anew(tmp_path
 
 
 def test_costs_add_up_however_thin(tmp_path: Path) -> None:
-    spec = FunctionSpec("train", "train", max_replicas=2, gpus=1, usd_per_hour=3600.0)
     steps = [StepCost(k, k + 1.0, {"train": Cost(k, k / 2, k, float(k), 1)}) for k in range(7)]
-    books = Books(steps, together(steps), StepCost(7), 1, reserved_costs([spec], 28.0))
+    books = Books(steps, together(steps), StepCost(7), 1)
     for points in (None, 3, 1):
         found = cost_columns(books, points)
         assert sum(found["counts"]) == 7
         assert found["steps"][-1] == 6
         assert sum(found["functions"]["train"]["usd"]) == pytest.approx(21.0)
-        assert sum(found["serverful"]["usd"]) == pytest.approx(2 * 28.0)
     assert cost_columns(books, 3)["wall_s"] == [1 + 2 + 3, 4 + 5 + 6, 7]
 
 

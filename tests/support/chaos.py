@@ -21,7 +21,7 @@ from typing import Any
 from tests.support import environment_job
 from tests.support.chaos_execution import LIMITS, WHO, Ended, Execution, marked, shared_memory, signalled
 from tests.support.chaos_stores import STORES, Stores
-from tests.support.tiny_job import ENV, STEPS, Job, history, make_job, metrics, model
+from tests.support.tiny_job import ENV, Job, history, make_job, metrics, model
 
 VARIANTS: Mapping[str, Sequence[str]] = {
     "fp32": [],
@@ -36,6 +36,8 @@ VARIANTS: Mapping[str, Sequence[str]] = {
     "gang": ["deterministic=false", "functions.train.replicas=2"],
     "tools": [*environment_job.SETTINGS, "functions.environment.replicas=2"],
 }  # fmt: skip
+STEPS = 6
+SETTINGS = (f"steps={STEPS}", "limits.attempts=30")
 HANGS_S = 300.0
 """An execution that is left alone ends before this; many times what it takes alone."""
 REFUSED_S = 120.0
@@ -97,7 +99,7 @@ class Attempt:
         self.chaos, self.name, self.variant, self.store = chaos, name, variant, store
         self.run, self.counts = chaos.folder / "runs" / name, Counts(jobs=1)
         url = chaos.stores.url(store)
-        self.overrides = [*VARIANTS[variant], f"name={name}", "limits.attempts=30", "limits.store_s=2"]
+        self.overrides = [*VARIANTS[variant], *SETTINGS, f"name={name}"]
         self.overrides += [f"exchange.url={url}"] if url else []
 
     @property
@@ -220,7 +222,7 @@ class Chaos:
         """The variant's run directory and how long it took, s. Raises where it does not end well."""
         if variant not in self._undisturbed:
             run = self.folder / "undisturbed" / variant
-            words = ["run", self.job.file, "--run-dir", run, *VARIANTS[variant], "name=undisturbed"]
+            words = ["run", self.job.file, "--run-dir", run, *VARIANTS[variant], *SETTINGS, "name=undisturbed"]
             execution = Execution(words, self.folder / f"{variant}.log", self.env)
             ended = execution.end(HANGS_S)
             if ended.code != 0:

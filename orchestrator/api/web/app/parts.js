@@ -94,3 +94,14 @@ export function useWidth(ref) {
   }, []);
   return width;
 }
+
+// A command, and a button that puts it into the clipboard.
+export function Copied({ text }) {
+  const [done, setDone] = useState(false);
+  const copy = async () => {
+    await navigator.clipboard.writeText(text);
+    setDone(true);
+    setTimeout(() => setDone(false), 2000);
+  };
+  return html`<span class="copied"><code>${text}</code>${navigator.clipboard && html`<button type="button" class="quiet" onClick=${copy}>${done ? "Copied" : "Copy"}</button>`}</span>`;
+}
