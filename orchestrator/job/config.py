@@ -23,7 +23,8 @@ from functions.reward.rules import CODE_RULES
 from orchestrator.base.errors import ConfigError
 from orchestrator.base.section import Section
 from orchestrator.base.values import check_values
-from orchestrator.job.hub import HubId
+from orchestrator.job.environment_config import EnvironmentConfig
+from orchestrator.job.paths import resolve
 from orchestrator.job.roles import BY_NAME
 from orchestrator.job.telemetry import TelemetryConfig
 from orchestrator.planner.base import TAIL
@@ -97,7 +98,8 @@ class RolloutConfig(Section):
 
 class RewardConfig(Section):
     score: str = "rule:exact"
-    """`rule:<name>`, `<file.py>:<function>`, `model`, or the URL of a remote scorer."""
+    """`rule:<name>`, `<file.py>:<function>`, `model`, the URL of a remote scorer, or `environment`: it scores its own
+    episodes."""
     model: str | None = None
     """Directory of a sequence-classification reward model, with score = "model"."""
     on_error: Literal["fail", "drop"] = "fail"
@@ -255,6 +257,7 @@ class JobConfig(Section):
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
+    environment: EnvironmentConfig | None = None
     validation: ValidationConfig = ValidationConfig()
     algorithm: Mapping[str, Any] = {}
     """Over the recipe's settings (`rlhf-orchestrate recipes`); the keys are those of functions/call/train_params.py."""
@@ -288,6 +291,10 @@ class JobConfig(Section):
             raise ValueError("steps: 0 steps only validate, which wants data.validation and validation.at_start")
         if (self.reward.score == "model") != (self.reward.model is not None):
             raise ValueError('reward.model is the directory that score = "model" uses: set both or neither')
+        if self.reward.score == "environment" and self.environment is None:
+            raise ValueError('reward.score = "environment" wants an [environment] that scores its episodes')
+        if self.environment is not None and TAIL in self.functions:
+            raise ValueError(f"functions.{TAIL}: a job with an [environment] has none: its samples go on turn by turn")
         knative = self.platform.knative if self.platform.kind == "knative" else None
         if self.reward.sandbox is True and knative is not None and knative.sandbox is None:
             raise ValueError("reward.sandbox = true on Knative wants platform.knative.sandbox, the service's URL")
@@ -357,13 +364,6 @@ class JobConfig(Section):
         return VALIDATE_EVERY if self.data.held_out else 0
 
 
-PATHS = (("model", "path"), ("data", "train"), ("data", "validation"), ("critic", "path"), ("reference", "path"),
-         ("reward", "model"))  # fmt: skip
-"""The keys of a job that are paths."""
-CODE = (("", "recipe"), ("reward", "score"), ("algorithm", "advantage"), ("algorithm", "loss"))
-"""The keys that may be `<file.py>:<name>`."""
-
-
 def apply_override(table: dict[str, Any], override: str) -> None:
     """Sets one `key.path=value` (a TOML value; a bare word is a string) in a job's table. Raises ConfigError."""
     key, equals, text = override.partition("=")
@@ -379,25 +379,6 @@ def apply_override(table: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"override {override!r}: {part!r} is a value, not a section")
     table[last] = value
-
-
-def _resolve(table: dict[str, Any], base: Path) -> None:
-    """Makes the paths of a job absolute, in place; `<file.py>:<function>` as well. An id of the Hub stays, unless it is
-    a path here."""
-    for section, key in PATHS:
-        inner = table.get(section)
-        value = inner.get(key) if isinstance(inner, dict) else None
-        if isinstance(value, str) and (HubId.parse(value) is None or (base / value).exists()):
-            path = (base / value).resolve()
-            if section != "data" and (path / "run.json").is_file():
-                path = path / "model"  # of another run: what it has made
-            inner[key] = str(path)  # type: ignore[index]  # a dict: value came out of it
-    for section, key in CODE:
-        holder = table.get(section) if section else table
-        value = holder.get(key) if isinstance(holder, dict) else None
-        if isinstance(value, str) and ".py:" in value and "://" not in value:
-            file, _, name = value.rpartition(":")
-            holder[key] = f"{(base / file).resolve()}:{name}"  # type: ignore[index]  # a dict: value came out of it
 
 
 def _fields_at(path: Sequence[str | int]) -> list[str]:
@@ -432,7 +413,7 @@ def parse_job(table: Mapping[str, Any], *, base: Path, where: str = "job") -> Jo
     """Builds the job from a parsed TOML or JSON table. Raises ConfigError with one line per mistake."""
     resolved = {k: dict(v) if isinstance(v, dict) else v for k, v in table.items()}
     check_values(table, where)
-    _resolve(resolved, base)
+    resolve(resolved, base)
     try:
         return JobConfig.model_validate(resolved)
     except ValidationError as error:

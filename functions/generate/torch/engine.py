@@ -7,6 +7,8 @@
 Continuous batching: a row whose sample is done leaves at once (the last rows move into the gaps), and when a quarter
 of the slots is free the next prompts are admitted as a new cohort. An earlier, partial response is prefilled with its
 prompt, unless its keys and values came with it: then nothing of it is computed, and its next token is a step like any.
+What follows the keys and values that came (an environment's answer) goes through decoding, unless it is long: then all
+is prefilled.
 
 Deterministic mode: the tokens and log-probabilities of a sample are the same bits whatever else is generated with it.
 Each prompt is prefilled alone; cohorts hold rows of one prompt, at most `_LANES`; projections always run over exactly
@@ -48,6 +50,8 @@ _LANES = 8
 """Rows of one prompt that a deterministic cohort folds together; empty ones are computed too."""
 _REFILL = 4
 """New prompts are admitted when 1 / _REFILL of the slots is free."""
+_DECODED = 64
+"""Tokens after the keys and values that came with a request which are still decoded one by one."""
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0.0, 0.0)
 
@@ -121,7 +125,7 @@ class TorchEngine:
         stops = Stops(self._eos, sampling, self._tokenizer)
         full = [r for r in requests if len(r.response) >= sampling.max_response_length]
         yield from (unchanged(r, Finish.LENGTH, number) for r in full)
-        queue = deque(self._shares(r for r in requests if len(r.response) < sampling.max_response_length))
+        queue = deque(self._shares(self._worth(r) for r in requests if len(r.response) < sampling.max_response_length))
         del requests, full  # the memory of keys and values that came with them is free when they are in their places
         if not queue:
             return
@@ -137,20 +141,26 @@ class TorchEngine:
                 self._step(cohorts, sampling, stops)
             for cohort in cohorts:
                 if cohort.done:
-                    yield from cohort.release(number)
+                    yield from cohort.release(number, sampling.keep_from)
             cohorts = [cohort for cohort in cohorts if len(cohort)]
         for cohort in cohorts:
             yield from cohort.rest(number)
         for share in queue:
             yield from (unchanged(r, Finish.UNFINISHED, number) for r in share)
 
+    def _worth(self, request: Request) -> Request:
+        """Without its keys and values where most of it is to be computed anyway."""
+        tokens = len(request.prompt) + len(request.response)
+        far = request.cache is not None and tokens - request.cache.tokens > _DECODED
+        return replace(request, cache=None) if far and not self._deterministic else request
+
     def _shares(self, requests: Iterator[Request]) -> list[list[Request]]:
         """Requests that share a prefix and fit into one cohort, in the order of their first. In deterministic mode
         those that come with keys and values share their prompt's, if they have equally many of their own."""
         shares: dict[tuple[int, bytes, int], list[Request]] = {}
         for number, request in enumerate(requests):
-            alone = len(request.response) if self._deterministic else -1 - number
-            key = (request.group, self._prefix(request).tobytes(), 0 if request.cache is None else alone)
+            came = request.cache.tokens if request.cache is not None and self._deterministic else -1 - number
+            key = (request.group, self._prefix(request).tobytes(), 0 if request.cache is None else came)
             shares.setdefault(key, []).append(request)
         width = min(_LANES, self._slots) if self._deterministic else self._slots
         return [share[i : i + width] for share in shares.values() for i in range(0, len(share), width)]
@@ -195,7 +205,8 @@ class TorchEngine:
         requests = [request for share in shares for request in share]
         cache = Cache(prefix, lengths, group, lanes)
         limits = self.limits(requests, sampling)
-        cohort = Cohort(requests, cache, limits, sampling.seed, replayed=self._deterministic)
+        none = np.zeros(len(requests), np.int64) if self._deterministic else None
+        cohort = Cohort(requests, cache, limits, sampling.seed, begun=none)
         rows = torch.from_numpy(group).to(self._device)
         self._sample([cohort], logits[rows], sampling, stops)
         computed = int(lengths.sum()) - (0 if self._head is None else self._head.shape[3] * len(lengths))
@@ -214,10 +225,11 @@ class TorchEngine:
         requests = [request for share in shares for request in share]
         caches = [request.cache.tensor for request in requests if request.cache is not None]
         group = np.repeat(np.arange(len(shares)), [len(share) for share in shares])
-        after = len(requests[0].response) - 1 if self._deterministic else 0
+        after = caches[0].shape[3] - len(requests[0].prompt) if self._deterministic else 0
+        there = np.array([c.shape[3] - len(r.prompt) + 1 for c, r in zip(caches, requests, strict=True)])
         prefix, lengths, own = placed(caches, group, after, self._device)
         cache = Cache(prefix, lengths, group, _LANES if self._deterministic else 1, own)
-        cohort = Cohort(requests, cache, self.limits(requests, sampling), sampling.seed, replayed=False)
+        cohort = Cohort(requests, cache, self.limits(requests, sampling), sampling.seed, begun=there)
         self._count(moved_tokens=sum(c.shape[3] for c in caches), moved_s=time.perf_counter() - begun)
         return cohort
 

@@ -5,8 +5,11 @@ and log-probabilities are those of sampling.py, whatever the model. Requests go 
 left; a batch lasts as long as its longest response. An earlier, partial response is part of the input; where its keys
 and values came with it, all but its last token is passed over.
 
+Keys and values of less than that (an environment has answered since) are not used.
+
 Deterministic mode: batches of one, and a partial response goes on with the keys and values that came with it, or is
-generated again from its prompt, which gives the same.
+generated again from its prompt, which gives the same. What was given to it in between would not be: such samples are
+refused (functions/generate/function.py).
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from functions.base.samples import Finish
 from functions.base.wire import Version
 from functions.generate.engine.base import EngineStats, Request, Sample, Sampling
 from functions.generate.engine.keys_values import Layout
-from functions.generate.engine.requests import check_requests, eos_ids, unchanged
+from functions.generate.engine.requests import check_requests, eos_ids, unchanged, whole
 from functions.generate.engine.sampling import draw, stream_keys, uniforms
 from functions.generate.engine.stops import Stops, tokenizer_of
 from functions.generate.torch.dynamic_cache import filled, layout_of, taken
@@ -87,7 +90,7 @@ class TransformersEngine:
             if len(request.response) >= sampling.max_response_length:
                 yield unchanged(request, Finish.LENGTH, number)
             else:
-                left.append(request)
+                left.append(request if whole(request) else replace(request, cache=None))
         left.sort(key=lambda r: (r.cache is None, len(r.prompt) + len(r.response)))
         moved = sum(r.cache is not None for r in left)
         del requests

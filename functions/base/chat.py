@@ -25,8 +25,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer
 
-from orchestrator.job.data import Messages, Prompt
-
+Messages = Sequence[Mapping[str, Any]]
+Prompt = str | Messages
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -70,11 +70,16 @@ class Chat:
         return self._render is not None
 
     def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
-        """Token ids of a text or of a conversation (`tools`: JSON schemas, as OpenAI's). Raises ValueError in one line
-        where the template refuses it."""
+        """Token ids of a text or of a conversation, in which the template names `tools` (JSON schemas, as OpenAI's).
+
+        Raises ValueError in one line where the template refuses it."""
         if isinstance(prompt, str):
             return list(self.tokenizer.encode(prompt).ids)
-        return list(self.tokenizer.encode(self.render(prompt, tools), add_special_tokens=False).ids)
+        return self.encode_rendered(self.render(prompt, tools))
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Token ids of what a template has written, special tokens included."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Token ids of each word, as it stands at the beginning and after a space."""
@@ -84,8 +89,10 @@ class Chat:
                 found[tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)] = None
         return tuple(ids for ids in found if ids)
 
-    def render(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-        """The conversation as text, ending where the assistant is to go on."""
+    def render(
+        self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, *, go_on: bool = True
+    ) -> str:
+        """The conversation as text; `go_on`: ending where the assistant is to go on."""
         if self._render is None:
             raise ValueError(
                 f"the prompt is a list of messages, but {self._where} has no chat template "
@@ -96,7 +103,7 @@ class Chat:
                 messages=messages,
                 tools=tools,
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=go_on,
                 **{**self.special, **self._kwargs},
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
