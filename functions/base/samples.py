@@ -239,7 +239,7 @@ class Columns:
     """What a stage says about samples, to be joined to them by (group, index).
 
     `sample` columns hold one float32 per sample ([S], e.g. "score"), `token` columns one per response token, in the
-    order of the samples (flat, lengths in `lengths` [S], e.g. "ref_logprobs", "values").
+    order of the samples (flat, lengths in `lengths` [S], e.g. "ref_logprobs", "values"), or K of them ([tokens, K]).
     """
 
     group: Int
@@ -287,7 +287,7 @@ class Columns:
                 values = part.token[name] if is_token else part.sample[name]
                 target = token if is_token else sample
                 size = int(lengths.sum()) if is_token else len(batch)
-                column = target.setdefault(name, np.zeros(size, np.float32))
+                column = target.setdefault(name, np.zeros((size, *values.shape[1:]), np.float32))
                 done = filled.setdefault(name, np.zeros(len(batch), np.bool_))
                 source = Ragged(values, part.lengths).rows() if is_token else list(values)
                 for row, value in zip(rows, source, strict=True):

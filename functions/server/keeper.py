@@ -1,13 +1,10 @@
-"""The keeper: the process above the warm parent, which sees to it that nothing of it or of its replicas is left when it
-ends.
+"""A replica's keeper: the process above it, which sees to it that nothing of the replica is left when it ends.
 
-    orchestrator --> keeper --fork--> warm parent --fork--> replica --> whatever it starts, in whatever session
-         | SIGTERM, or its death         | adopts what a parent or a replica leaves behind (PR_SET_CHILD_SUBREAPER)
+    node agent --fork--> keeper --fork--> replica --> whatever it starts, in whatever session
+         | SIGTERM, or its death      | adopts what the replica leaves behind (Linux: prctl(2), PR_SET_CHILD_SUBREAPER)
 
-A replica adopts its own orphans while it lives; what it leaves falls to the warm parent, which kills it before it tells
-of the replica's end; what the warm parent leaves falls to the keeper, which does likewise and ends as the parent has
-ended, by the same code or signal. The keeper forks before anything is loaded, and is one for all replicas: one for each
-would be one more fork of the loaded parent, whose copied page tables cost 10 to 20 ms.
+It ends as its replica has ended, by the same code or signal, and not before all that the replica has started is gone. A
+keeper that is killed itself takes its replica along; what that leaves falls to the agent, which does likewise.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import ctypes
 import os
 import resource
 import signal
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -47,52 +44,46 @@ def bound_memory(memory_gb: float) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def kill_orphans(known: Collection[int] = ()) -> list[int]:
-    """Kills all children but the `known`, without waiting for their end; which they are."""
-    orphans = [pid for pid in children() if pid not in known]
-    for pid in orphans:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return orphans
-
-
-def await_orphans(known: Collection[int] = ()) -> None:
+def kill_orphans(known: Collection[int] = ()) -> None:
     """Kills all children but the `known`, and those that become ours by it; returns when they are gone."""
-    while orphans := kill_orphans(known):
+    while orphans := [pid for pid in children() if pid not in known]:
+        for pid in orphans:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for pid in orphans:
             os.waitpid(pid, 0)
 
 
-def keep(parent: int) -> None:
-    """Forks a child, in which alone it returns, and keeps it; SIGTERM, or the end of `parent`, kills both.
+def keep(parent: int, replica: Callable[[], None], tell: Callable[[int], None]) -> NoReturn:
+    """Forks a child that runs `replica`, tells its pid, and keeps it. Never returns.
 
-    To be called by a process that has one thread and no children. Standard input is the child's alone.
+    To be called in a child of `parent` that has one thread and was forked while `HEARD` was blocked.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # heard by sigwait
     die_with_parent(parent, signal.SIGTERM)
     adopt_orphans()
     keeper = os.getpid()
     pid = os.fork()
     if pid == 0:
-        die_with_parent(keeper, signal.SIGTERM)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
-        return
-    os.close(0)
+        os.setsid()
+        die_with_parent(keeper)
+        replica()
+        os._exit(0)
+    tell(pid)
     while (status := _reap(pid)) is None:
         if signal.sigwait(HEARD) == signal.SIGTERM:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    await_orphans()
+    kill_orphans()
     _end_like(status)
 
 
-def _reap(kept: int) -> int | None:
-    """Of all children that have ended; the status of the `kept` one if it is among them."""
+def _reap(replica: int) -> int | None:
+    """Of all children that have ended; the replica's status if it is among them."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return None
-        if pid == kept:
+        if pid == replica:
             return status
 
 

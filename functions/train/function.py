@@ -25,16 +25,18 @@ from functions.call.inputs import read_columns, read_samples, without
 from functions.call.train_params import TrainParams
 from functions.exchange.base import NotFound
 from functions.models.packing import Pack
+from functions.models.parked import HostMemory
 from functions.models.pretrained import pick_device
-from functions.train.batch import NOTHING_LEFT, Targets, TrainBatch, build, targets
+from functions.train.batch import NOTHING_LEFT, Targets, TrainBatch, after_entropy, build, targets
 from functions.train.feed import Feed
 from functions.train.gang import ALONE, GangParams, Ranks, meet
 from functions.train.measured import memory, rank_tokens, reset_peak
 from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
 from functions.train.progress import Progress
-from functions.train.state import Structure, TrainState, load, publish_state
-from functions.train.step import Check, accumulate, batch_logprobs, blame, denominators, kept_mask, truncation
+from functions.train.selection import draw, redrawn, selected
+from functions.train.state import Structure, TrainState, lighter, load, publish_state, tensors_of, whole_again
+from functions.train.step import Check, accumulate, batch_logprobs, blame, denominators, truncation, whole_correction
 from functions.train.streamed import optimize_streamed, whole_batch
 from functions.train.update import check_bound, check_versions, prefix_shared, share_of, told, training, update
 from functions.weights.manifest import Manifest, label, read_manifest
@@ -51,6 +53,23 @@ class TrainFunction:
         if threads is not None:
             torch.set_num_threads(threads)
         self._held: TrainState | None = None
+        self._host = HostMemory()
+        self._memory: dict[str, float] = {}
+        """What the call at hand has used; none of a call whose version was there."""
+
+    def park(self) -> int | None:
+        """Of a gang nothing is held: its ranks read their rows again."""
+        if self._held is None:
+            self._host.park(())
+            return None
+        self._held = lighter(self._held)
+        self._host.park(tensors_of(self._held))
+        return self._held.version.number
+
+    def unpark(self) -> None:
+        self._host.unpark()
+        if self._held is not None:
+            self._held = whole_again(self._held)
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "train":
@@ -72,7 +91,7 @@ class TrainFunction:
             found = version()
             return None if found is None else _published(context, found)
 
-        manifest = published()
+        manifest, self._memory = published(), {}
         if manifest is None and gang is None:
             manifest = self._train(call, params, feed, version, context, ALONE)
         elif manifest is None and gang is not None:
@@ -80,7 +99,8 @@ class TrainFunction:
                 manifest = published() if ranks is None else self._train(call, params, feed, version, context, ranks)
         assert manifest is not None
         waited = {} if feed is None else {"waited_s": feed.waited_s}
-        yield Event("done", None, {"version": manifest.version.to_json(), **manifest.trainer["result"], **waited})
+        told = {**manifest.trainer["result"], **waited, "memory": self._memory}
+        yield Event("done", None, {"version": manifest.version.to_json(), **told})
 
     def _train(
         self,
@@ -115,7 +135,8 @@ class TrainFunction:
         except (FatalError, ValueError) as error:
             raise FatalError(f"step {call.step}, weights {label(parent)}: {error}") from error
         context.check()
-        result: Json = {"metrics": metrics, "stats": stats | memory(self._device, ranks)}
+        self._memory = memory(self._device, ranks)
+        result: Json = {"metrics": metrics, "stats": stats}
         made = version()
         if params.objective == "policy" and ranks.rank == 0:
             result["mismatch"] = context.exchange.durable.put(f"{call.prefix}mismatch", mismatch.encode()).to_json()
@@ -134,10 +155,15 @@ def optimize(
     prefix, progress = "actor" if params.objective == "policy" else "critic", Progress(context)
     with training(state.model, params):
         old = _old_logprobs(state, batch, params, share_of(state, batch, batch.trained_rows(), params), progress)
-        goal = targets(batch, params, old, state.carry)
+        correction = whole_correction(batch, old, params)
+        goal = targets(batch, params, old, state.carry, None if correction is None else correction.weights)
         if old is not None and params.objective == "policy":
             _check_mismatch(batch, old, params)
-        kept = kept_mask(batch, old, params)
+        goal = selected(batch, goal, old, correction, params)
+        kept = batch.mask if correction is None else correction.mask
+        given, drawn = batch, draw(batch, params)
+        if drawn is not None:
+            batch, goal, old, kept = redrawn(batch, goal, old, kept, drawn)
         parts, computed, worked = list[dict[str, float]](), 0, 0
         for epoch in range(params.epochs):
             for number, rows in enumerate(mini_batches(batch, params.mini_batches)):
@@ -148,10 +174,13 @@ def optimize(
                 parts.append(_one_step(state, own, rows, batch, goal, old, kept, params, progress))
     metrics = {name: _over_steps(name, parts) for name in parts[0]} | goal.metrics
     metrics[f"{prefix}/lr"] = parts[-1][f"{prefix}/lr"]
+    if drawn is not None:
+        given.mismatch[drawn], given.advantage[drawn] = batch.mismatch, batch.advantage
+    carry = after_entropy(params, goal.carry, metrics.get("actor/entropy", 0.0))
     done = {"optimizer_steps": len(parts), "packs": own.count, "computed_tokens": computed}
     done |= {"shared_prefix": int(prefix_shared(state, batch))}
-    finite, stats = told(state, batch, metrics)
-    return finite, stats | done | rank_tokens(state, batch, worked), goal.carry
+    finite, stats = told(state, given, metrics)
+    return finite, stats | done | rank_tokens(state, given, worked), carry
 
 
 def _one_step(
@@ -196,11 +225,13 @@ def _old_logprobs(
     """Log-probabilities of the weights before the step, where it wants them: those that came with the samples, unless
     only part of the distribution was sampled from. How much that is, nobody else says."""
     given, whole = batch.token.get("old_logprobs"), truncation(params) == WHOLE
-    if not state.forward.policy or (given is not None and whole) or (given is None and not params.wants_old):
+    enough = given is not None and whole and not params.wants_more_of_old
+    if not state.forward.policy or enough or (given is None and not params.wants_old):
         return given
     progress.stage("old log-probabilities", len(own.packs))
     old = state.ranks.sum(batch_logprobs(state.forward, own, batch, params, progress))
-    batch.kept_mass.copy_(state.ranks.sum(batch.kept_mass))
+    for column in (batch.kept_mass, *((batch.entropy, batch.squared_mass) if params.wants_more_of_old else ())):
+        column.copy_(state.ranks.sum(column))
     return old
 
 

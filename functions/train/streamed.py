@@ -23,7 +23,7 @@ from functions.base.wire import FeedPart
 from functions.call.function import Context, FatalError
 from functions.call.train_params import TrainParams
 from functions.models.packing import Pack
-from functions.train.batch import Targets, TrainBatch, build, masked, targets
+from functions.train.batch import Targets, TrainBatch, after_entropy, build, masked, targets
 from functions.train.feed import Intake
 from functions.train.measured import rank_tokens
 from functions.train.mismatch import mismatch_columns
@@ -69,7 +69,8 @@ def optimize_streamed(
     stats |= {"computed_tokens": sum(own.tokens for _, _, own in done)}
     worked = sum(pack.tokens.numel() for _, _, own in done for pack in own.packs)
     stats |= rank_tokens(state, whole, worked)
-    return finite, stats, goal.carry, mismatch_columns([batch for batch, _, _ in done], state.ranks)
+    carry = after_entropy(params, goal.carry, finite.get("actor/entropy", 0.0))
+    return finite, stats, carry, mismatch_columns([batch for batch, _, _ in done], state.ranks)
 
 
 def whole_batch(batches: Iterator[Sequence[FeedPart]], params: TrainParams, context: Context) -> TrainBatch:

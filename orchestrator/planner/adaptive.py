@@ -31,12 +31,12 @@ from orchestrator.planner.case import Case, Workload
 from orchestrator.planner.costs import Costs
 from orchestrator.planner.cuts import Dealt
 from orchestrator.planner.dealings import dealings, promising, states
-from orchestrator.planner.keepalive import prewarm_at_s
 from orchestrator.planner.learned import LearnedCosts, Priors
 from orchestrator.planner.lengths import LengthModel
 from orchestrator.planner.outline import RIVALS, Outline, Outliner
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.prefixes import Prefixes
+from orchestrator.planner.prewarm import prewarm_at_s
 from orchestrator.planner.scaling import Goal, Unmet, choose
 from orchestrator.planner.static import StaticPlanner, check
 from orchestrator.planner.tail import ShardState, Tail
@@ -55,12 +55,12 @@ HAND_OVER_S = 0.005
 class AdaptivePlanner:
     """`pool_gpus`: GPUs that all functions share (None: each function has its own).
 
-    `detailed`: points of the curve that are worked out in full, those whose first estimate is best; None: all of them.
+    `detailed`: all points of the curve are worked out in full, not only those whose first estimate is best.
     """
 
     def __init__(
         self, policy: Policy, *, goal: Goal | None = None, priors: Priors | None = None,
-        pool_gpus: int | None = None, gangs: Collection[str] = ("train",), detailed: int | None = 2,
+        pool_gpus: int | None = None, gangs: Collection[str] = ("train",), detailed: bool = False,
     ) -> None:  # fmt: skip
         self.policy = policy
         self.goal = goal or Goal()
@@ -68,7 +68,7 @@ class AdaptivePlanner:
         self.learned = LearnedCosts(priors, gangs=gangs, shared=pool_gpus is not None)
         self.pool_gpus = pool_gpus
         self.detailed = detailed
-        self._static = StaticPlanner(keep_warm=policy.keep == "all")
+        self._static = StaticPlanner(keep_warm=policy.keep)
         self._warm: frozenset[str] = frozenset()
         self._last: StepPlan | None = None
         self._begun = False
@@ -121,7 +121,7 @@ class AdaptivePlanner:
         costs, n = self._costs(request), request.samples_per_prompt
         prompt_tokens = np.array([len(p.tokens) for p in request.prompts], dtype=np.float64)
         load = Workload(np.repeat(prompt_tokens, n), predicted.samples(n, request.step), n)
-        case = Case(costs, self.policy, self.goal, load, request.streamed, self._paces())
+        case = Case(costs, self.policy, load, request.streamed, self._paces())
         prefixes = Prefixes([p.tokens for p in request.prompts])
         every = dealings(case, predicted, prefixes, self._most(costs.limits[GENERATE]))
         dealt = [
@@ -129,18 +129,14 @@ class AdaptivePlanner:
             for dealing in promising(case, every, self.detailed)
         ]
         usd = 1.0 if any(f.usd_per_hour > 0 for f in request.functions.values()) else 0.0
-        rivals = RIVALS if self.policy.replicas == "goal" and self.detailed is not None else math.inf
-        points = [
-            (CurvePoint(len(found.shards), found.steady_s, usd * found.cost, found.gpu_s), found)
-            for goal in self._goal().ways()
-            for found in Outliner(replace(case, goal=goal)).outlines(dealt, rivals=rivals)
-        ]
-        point, chosen = self._choose(points)
-        worked = {
-            p.replicas: p for p, _ in sorted(points, key=lambda p: self.goal.rank(p[1].steady_s, p[1].cost))[::-1]
-        }
-        worked[point.replicas] = point
-        return self._to_plan(request, point, chosen, [*worked.values()], costs)
+        front = Outliner(case).outlines(dealt, rivals=math.inf if self.detailed else RIVALS)
+        columns = (front.steps.shards, front.steady_s, usd * front.cost, front.gpu_s)
+        points = [CurvePoint(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+        row = self._choose(points)
+        chosen = front.outline(row)
+        order = sorted(points, key=lambda p: self.goal.rank(p.time_s, p.cost_usd), reverse=True)
+        worked = {p.replicas: p for p in (*order, points[row])}
+        return self._to_plan(request, points[row], chosen, [*worked.values()], costs)
 
     def _tail(self, states: Sequence[ShardState], costs: Costs) -> Tail:
         limits, function = costs.limits[GENERATE], costs.tail_function if self.policy.tail_function else None
@@ -152,26 +148,22 @@ class AdaptivePlanner:
             return PACES
         return [float(q) for q in np.quantile(np.array(self._pace), (0.15, 0.5, SLOW))]
 
-    def _choose(self, points: Sequence[tuple[CurvePoint, Outline]]) -> tuple[CurvePoint, Outline]:
-        curve = [p for p, _ in points]
-        if self.policy.replicas == "all":
-            found = max(curve, key=lambda p: p.replicas)
-        elif self.policy.replicas == "weighted":
-            full = max(curve, key=lambda p: p.replicas)
-            found = min(curve, key=lambda p: 0.5 * p.time_s / full.time_s + 0.5 * _ratio(p.cost_usd, full.cost_usd))
-        else:
-            found = self._meeting(curve)
-        return next((p, o) for p, o in points if p is found)
-
-    def _meeting(self, curve: Sequence[CurvePoint]) -> CurvePoint:
-        """The point that meets the goal, with the margin where one does. Before any length was seen no prediction says
-        whether a deadline or a budget will be met: the knee.
+    def _choose(self, points: Sequence[CurvePoint]) -> int:
+        """The place of the point that meets the goal, with the margin where one does. Before any length was seen no
+        prediction says whether a deadline or a budget will be met: the knee.
         """
-        if not self.lengths.ewma and len(self.goal.ways()) > 1:
-            return choose(curve, Goal())
-        with contextlib.suppress(Unmet):
-            return choose(curve, self._goal())
-        return choose(curve, self.goal)
+        if self.policy.replicas == "goal":
+            limited = self.goal.deadline_s is not None or self.goal.budget_usd is not None
+            if limited and not self.lengths.ewma:
+                return choose(points, Goal())
+            with contextlib.suppress(Unmet):
+                return choose(points, self._goal())
+            return choose(points, self.goal)
+        full = max(points, key=lambda p: p.replicas)
+        if self.policy.replicas == "all":
+            return points.index(full)
+        weighed = [0.5 * p.time_s / full.time_s + 0.5 * _ratio(p.cost_usd, full.cost_usd) for p in points]
+        return weighed.index(min(weighed))
 
     def _goal(self) -> Goal:
         """What is planned for: a deadline is met when steps that go as far beyond their predictions as one in seven did
@@ -196,8 +188,10 @@ class AdaptivePlanner:
         last_s = chosen.generated_s  # what starts after it is tied to the last sample (orchestrator/step/plan_clock.py)
         streams = {name: t for name, t in chosen.trainers.items() if t.streamed}
         groups = {name: t.groups for name, t in streams.items() if t.groups and t.open_s < last_s}
-        if self.goal.objective != "speed" and self.lengths.ewma and chosen.tail.function != TAIL:
-            groups = {}  # whole groups that come early are no sign that the last will: ranks would be paid for waiting
+        # Whole groups that come early are no sign that the last will, so the planned time is waited for too; not for
+        # speed, nor before any length was seen: the groups say more than it does.
+        early = self.goal.objective == "speed" or not self.lengths.ewma
+        stream_s = {name: t.call_s if name not in groups else 0.0 if early else t.open_s for name, t in streams.items()}
         prewarm: dict[str, float] = {}
         ahead: dict[str, float] = {}
         if self.policy.prewarm:
@@ -216,14 +210,14 @@ class AdaptivePlanner:
             shards=chosen.shards,
             micro_batch=chosen.micro_batch,
             overlap=self.policy.fuse != "no",
-            stream_s={name: t.call_s for name, t in streams.items()},
+            stream_s=stream_s,
             stream_groups=groups,
             chunk=16 if self.policy.fuse == "no" else self._chunk(chosen),
             stream_part=max(request.samples_per_prompt, -(-len(request.prompts) * request.samples_per_prompt // 128)),
             cut_below=chosen.tail.cut_below,
             migrate_to=chosen.tail.migrate_to,
             tail=chosen.tail.function,
-            keep=frozenset(request.functions) - {TAIL} if self.policy.keep == "all" else chosen.keep,
+            keep=frozenset(request.functions) - {TAIL} if self.policy.keep else frozenset(),
             prewarm_s=prewarm,
             prewarm_next_s=ahead,
             generated_s=last_s,

@@ -106,8 +106,8 @@ class StepPlan:
     """Train functions that start before all samples are there, and how many seconds after the step's start: they load,
     and take prompt groups as they are whole, `stream_part` samples at least at a time."""
     stream_groups: Mapping[str, int] = field(default_factory=dict)
-    """Of these, when the call is made instead: as soon as so many groups are whole, which is how far the step is
-    expected to be when the function has to be started (none of `prewarm_s`)."""
+    """Of these, how many groups have to be whole besides: as many as are expected to be when the function has to be
+    started (none of `prewarm_s`)."""
     stream_part: int = 1
     chunk: int = 16
     """Finished samples that a generate replica hands over at a time."""

@@ -3,7 +3,7 @@
 | | replicas | shards | cut | tail goes on | fused | streamed training | kept |
 |---|---|---|---|---|---|---|---|
 | static | all | balanced | never | | yes | no | none, or all |
-| adaptive | the goal's | chosen | chosen | there, or tail function | chosen | where exact | ski rental, prewarmed |
+| adaptive | the goal's | chosen | chosen | there, or tail function | chosen | where exact | none, prewarmed |
 
 Simulations have more to compare with (orchestrator/simulation/baselines.py).
 """
@@ -24,7 +24,8 @@ class Policy:
     cut: Literal["never", "fixed", "chosen"]
     fuse: Literal["no", "yes", "chosen"]
     """Whether finished samples are handed on while generation runs: always, or as pays."""
-    keep: Literal["all", "none", "rental"]
+    keep: bool
+    """All functions stay up between steps; else none does."""
     prewarm: bool
     colocated: bool
     """All functions take turns on one pool of GPUs that is held for the whole job."""
@@ -39,8 +40,8 @@ class Policy:
     """With cut = "fixed": share of the step's samples that is left when the tail is cut (R_t)."""
 
 
-STATIC = Policy("static", "all", "balanced", "never", "yes", "none", prewarm=False, colocated=False)
+STATIC = Policy("static", "all", "balanced", "never", "yes", keep=False, prewarm=False, colocated=False)
 ADAPTIVE = Policy(
-    "adaptive", "goal", "chosen", "chosen", "chosen", "rental", prewarm=True, colocated=False, stream=True,
+    "adaptive", "goal", "chosen", "chosen", "chosen", keep=False, prewarm=True, colocated=False, stream=True,
     tail_function=True, old_logprobs=False,
 )  # fmt: skip

@@ -23,7 +23,7 @@ OTHERS = {
     "config/vllm.py", "layers/attention/kv_transfer_utils.py", "v1/attention/selector.py", "v1/core/sched/scheduler.py",
     "vllm/model_executor/layers/linear.py", "v1/kv_cache_interface.py", "model_loader/checkpoint_weight_patch.py",
 }  # fmt: skip
-PROJECTS = ("verl/", "safe_rlhf/", "openrlhf/", "mlflow/")
+PROJECTS = ("verl/", "trl/", "safe_rlhf/", "openrlhf/", "mlflow/")
 HISTORY = "docs/decisions/0016-rooms.md"
 """Names what there was."""
 

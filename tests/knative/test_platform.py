@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.responses import Response
 
 from functions.base.wire import Call, Event
 from functions.exchange.directory import DirectoryExchange
@@ -26,7 +27,7 @@ from orchestrator.platforms.knative.manifests import JobContext
 from orchestrator.platforms.knative.platform import KnativePlatform
 from orchestrator.platforms.knative.scale import Timing
 from tests.knative.conftest import Start
-from tests.knative.control_plane import ControlPlane
+from tests.knative.control_plane import PASSED_ON, ControlPlane
 from tests.knative.objects import Cluster
 from tests.knative.parts import SPEED
 from tests.platforms.conformance import Bench, Conformance
@@ -128,6 +129,26 @@ def test_calls_that_nobody_takes_are_no_lost_attempts(control_plane: Start) -> N
             with pytest.raises(Away) as caught:
                 await answer(platform, count("a"))
             assert caught.value.what == "http://127.0.0.1:9"
+
+    run(test())
+
+
+def test_an_ingress_with_nobody_behind_it_is_away(control_plane: Start) -> None:
+    """Its own answers are told from those of Knative's proxies, who speak for a replica that died."""
+    plane = control_plane()
+
+    async def test() -> None:
+        async with knative(plane) as platform:
+            await platform.scale("count", 1)
+            await answer(platform, count("a"))
+            plane.instead = Response("no healthy upstream", 503, {"server": "envoy"})
+            with pytest.raises(Away, match="503: no healthy upstream"):
+                await answer(platform, count("b"))
+            plane.instead = Response("EOF", 502, PASSED_ON)
+            with pytest.raises(CallLost, match="502: EOF"):
+                await answer(platform, count("b"))
+            plane.instead = None
+            assert (await answer(platform, count("b")))[-1].kind == "done"
 
     run(test())
 

@@ -1,6 +1,6 @@
 """One `run` or `resume` of a chaotic job: who is in it, how it is disturbed, what it leaves.
 
-orchestrator --> keeper --> warm parent --> replicas        (depths 0, 1, 2, 3 of its tree of processes)
+orchestrator --> node agent -->  keepers --> replicas        (depths 0, 1, 2, 3 of its tree of processes)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.support.processes import descendants, exists
 from tests.support.tiny_job import arguments
 
-WHO = ("orchestrator", "keeper", "parent", "function")
+WHO = ("orchestrator", "parent", "keeper", "function")
 LIMITS = {"ulimit": (resource.RLIMIT_NOFILE, 40, 100), "disk": (resource.RLIMIT_FSIZE, 4_000, 200_000)}
 """What an execution may run out of: open files, and bytes of a file (its writes fail as on a full disk)."""
 PATIENCE_S = 5.0

@@ -146,6 +146,7 @@ imagePullSecrets: [{name: {{ . }}}]
   "run_as_user" .Values.podSecurity.runAsUser
   "volumes" $volumes
 -}}
+{{- if .Values.nodeAgent.enabled }}{{ $_ := set $knative "node_agent" .Values.nodeAgent.hostPath }}{{ end -}}
 {{- with $f.nodeSelector }}{{ $_ := set $knative "node_selector" . }}{{ end -}}
 {{- with $f.tolerations }}{{ $_ := set $knative "tolerations" . }}{{ end -}}
 {{- with $f.runtimeClass }}{{ $_ := set $knative "runtime_class" . }}{{ end -}}

@@ -29,6 +29,7 @@ from functions.generate.engine.keys_values import Layout
 from functions.generate.engine.requests import check_requests, eos_ids, unchanged
 from functions.generate.engine.sampling import draw, stream_keys, uniforms
 from functions.generate.torch.dynamic_cache import filled, layout_of, taken
+from functions.models.parked import HostMemory, tensors_in
 from functions.models.pretrained import load_causal_lm
 from functions.weights.local_copy import Changes
 
@@ -42,6 +43,7 @@ class TransformersEngine:
         self._layout: Layout | str | None = None
         self._eos = np.zeros(0, np.int64)
         self._stats = EngineStats(0, 0, 0, 0, 0.0, 0.0)
+        self._host = HostMemory()
 
     def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> None:
         if version == self._version:
@@ -60,6 +62,12 @@ class TransformersEngine:
     @property
     def stats(self) -> EngineStats:
         return self._stats
+
+    def park(self, weights: Path | None) -> None:
+        self._host.park(tensors_in(self._model))
+
+    def unpark(self) -> None:
+        self._host.unpark()
 
     def close(self) -> None:
         self._model, self._version = None, None
