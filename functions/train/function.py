@@ -54,6 +54,8 @@ class TrainFunction:
             torch.set_num_threads(threads)
         self._held: TrainState | None = None
         self._host = HostMemory()
+        self._memory: dict[str, float] = {}
+        """What the call at hand has used; none of a call whose version was there."""
 
     def park(self) -> int | None:
         """Of a gang nothing is held: its ranks read their rows again."""
@@ -89,7 +91,7 @@ class TrainFunction:
             found = version()
             return None if found is None else _published(context, found)
 
-        manifest = published()
+        manifest, self._memory = published(), {}
         if manifest is None and gang is None:
             manifest = self._train(call, params, feed, version, context, ALONE)
         elif manifest is None and gang is not None:
@@ -97,7 +99,8 @@ class TrainFunction:
                 manifest = published() if ranks is None else self._train(call, params, feed, version, context, ranks)
         assert manifest is not None
         waited = {} if feed is None else {"waited_s": feed.waited_s}
-        yield Event("done", None, {"version": manifest.version.to_json(), **manifest.trainer["result"], **waited})
+        told = {**manifest.trainer["result"], **waited, "memory": self._memory}
+        yield Event("done", None, {"version": manifest.version.to_json(), **told})
 
     def _train(
         self,
@@ -132,7 +135,8 @@ class TrainFunction:
         except (FatalError, ValueError) as error:
             raise FatalError(f"step {call.step}, weights {label(parent)}: {error}") from error
         context.check()
-        result: Json = {"metrics": metrics, "stats": stats | memory(self._device, ranks)}
+        self._memory = memory(self._device, ranks)
+        result: Json = {"metrics": metrics, "stats": stats}
         made = version()
         if params.objective == "policy" and ranks.rank == 0:
             result["mismatch"] = context.exchange.durable.put(f"{call.prefix}mismatch", mismatch.encode()).to_json()
@@ -171,12 +175,12 @@ def optimize(
     metrics = {name: _over_steps(name, parts) for name in parts[0]} | goal.metrics
     metrics[f"{prefix}/lr"] = parts[-1][f"{prefix}/lr"]
     if drawn is not None:
-        given.mismatch[drawn] = batch.mismatch
+        given.mismatch[drawn], given.advantage[drawn] = batch.mismatch, batch.advantage
     carry = after_entropy(params, goal.carry, metrics.get("actor/entropy", 0.0))
     done = {"optimizer_steps": len(parts), "packs": own.count, "computed_tokens": computed}
     done |= {"shared_prefix": int(prefix_shared(state, batch))}
     finite, stats = told(state, given, metrics)
-    return finite, stats | done | rank_tokens(state, batch, worked), carry
+    return finite, stats | done | rank_tokens(state, given, worked), carry
 
 
 def _one_step(

@@ -41,7 +41,7 @@ def mismatch_columns(batches: Sequence[TrainBatch], ranks: Ranks) -> Columns:
         said = zip(batch.samples.keys, batch.mismatch.tolist(), batch.advantage.tolist(), strict=True)
         own += [(*key, off, advantage) for key, off, advantage in said if np.isfinite(off)]
     parts = ranks.gather({"samples": own})
-    whole = sorted({row[:2]: row for part in parts for row in part["samples"]}.values())
+    whole = sorted({(row[0], row[1]): tuple(row) for part in parts for row in part["samples"]}.values())
     group, index = (np.array([row[k] for row in whole], np.int32) for k in (0, 1))
     found = {name: np.array([row[k] for row in whole], np.float32) for k, name in ((2, "mismatch"), (3, "advantage"))}
     return Columns(group, index, np.zeros(len(whole), np.int32), sample=found)

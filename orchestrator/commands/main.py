@@ -22,7 +22,7 @@ from orchestrator.base.errors import OrchestratorError
 
 COMMANDS = (
     "init", "run", "resume", "status", "cost", "cancel", "export", "eval", "plan", "simulate", "serve", "submit", "top",
-    "report", "logs", "recipes", "doctor", "serve-model", "chat", "sample",
+    "report", "logs", "recipes", "doctor", "serve-model", "chat", "sample", "completion",
 )  # fmt: skip
 """In the order of `--help`."""
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["--version"]:
         print(f"rlhf-orchestrate {metadata.version('rlhf-orchestrate')}")
         return 0
-    parser = _parser(words[:1] if words and words[0] in COMMANDS else COMMANDS)
+    parser = parser_of(words[:1] if words and words[0] in COMMANDS else COMMANDS)
     given, more = parser.parse_known_args(words)
     if not hasattr(given, "overrides") or any(word.startswith("-") for word in more):
         given = parser.parse_args(words)  # says what is wrong
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser(verbs: Sequence[str]) -> ArgumentParser:
+def parser_of(verbs: Sequence[str]) -> ArgumentParser:
     parser = ArgumentParser(
         prog="rlhf-orchestrate", description="RLHF where every stage is a function that exists only while it works."
     )

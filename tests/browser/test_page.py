@@ -35,7 +35,7 @@ def loaded(page: Page) -> None:
     """Everything that was asked for is on the page."""
     expect(page.locator(".tile").first).to_be_visible()
     page.wait_for_load_state("networkidle")
-    expect(page.get_by_text("Reading", exact=False)).to_have_count(0)
+    expect(page.get_by_text(re.compile("^Reading "))).to_have_count(0)
 
 
 def drawn(page: Page, selector: str, colours: int) -> None:
@@ -157,7 +157,7 @@ def test_jobs_are_compared_and_made_from_one_another(ran: Ran, visit: Open) -> N
     differences = page.get_by_role("table", name="Settings that differ")
     expect(differences.get_by_role("row").filter(has_text=re.compile("^steps52$"))).to_be_visible()
     for over in ("time", "cost", "tokens"):
-        page.get_by_label("Over").select_option(over)
+        page.get_by_role("combobox", name="Over").select_option(over)
         expect(page.locator(".chart .plot canvas").first).to_be_visible()
     page.get_by_label("Smoothing").select_option("0.9")
     page.get_by_label("Log scale").check()

@@ -10,20 +10,35 @@ from pathlib import Path
 import pytest
 
 from orchestrator.commands.arguments import run_path
-from orchestrator.commands.main import COMMANDS, _parser, main
+from orchestrator.commands.completion import SHELLS
+from orchestrator.commands.main import COMMANDS, main, parser_of
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_the_example_of_each_help_is_taken(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     example = import_module(f"orchestrator.commands.{verb}").EXAMPLE
     program, *words = shlex.split(example)
-    given, more = _parser([verb]).parse_known_args(words)
+    given, more = parser_of([verb]).parse_known_args(words)
     assert program == "rlhf-orchestrate"
     assert words[0] == verb
     assert not [word for word in more if "=" not in word or not hasattr(given, "overrides")]
     with pytest.raises(SystemExit):
         main([verb, "--help"])
     assert capsys.readouterr().out.rstrip().endswith(f"example:\n  {example}")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_knows_every_command_and_its_options(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        import shtab  # noqa: F401
+    except ModuleNotFoundError:
+        assert main(["completion", shell]) == 1
+        assert "pip install shtab" in capsys.readouterr().err
+        return
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(verb in script for verb in COMMANDS)
+    assert "run-dir" in script
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ def test_all_is_well() -> None:
     [
         ("actor__pg_clipfrac", 0.25, 0.5, "Clip ratio"), ("response_length__clip_ratio", 0.15, 0.31, "Cut off"),
         ("critic__groups_zero_variance", 6.0, 8.0, "Same scores"), ("actor__entropy", 0.2, 0.05, "Entropy"),
-        ("actor__entropy", 5.0, 20.0, "Entropy"), ("actor__kl_loss", -0.2, 0.6, "KL"),
+        ("actor__entropy", 3.0, 20.0, "Entropy"), ("actor__kl_loss", -0.2, 0.6, "KL"),
         ("rollout_corr__abs_diff_mean", 0.006, 0.009, "Mismatch"),
     ],
 )  # fmt: skip

@@ -97,7 +97,7 @@ def test_utilization_is_the_models_arithmetic_over_the_devices_peak(tmp_path: Pa
     """6 FLOP a parameter and token; two ranks of two H100 for half a second (989.5 TFLOP/s each)."""
     make_model(tmp_path / "model")
     (tmp_path / "train.jsonl").write_text('{"prompt": "1"}\n')
-    table = {"name": "a", "steps": 1, "model": {"path": "model"}, "data": {"train": "train.jsonl"}}
+    table = {"name": "a", "steps": 1, "model": {"path": "model", "dtype": "bfloat16"}, "data": {"train": "train.jsonl"}}
     calls = [
         replace(call("train", f"t{k}", 0, 2, ("load", 0, 1), ("train", 1, 1.5)), stats={"tokens": 5e6})
         for k in range(2)
