@@ -33,17 +33,21 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls
 class Chat:
     """A model directory's tokenizer and chat template. `special` has its special tokens by name, as templates do."""
 
-    def __init__(self, tokenizer: Tokenizer, special: Mapping[str, str], template: str | None, where: Path) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, special: Mapping[str, str], template: str | None, where: Path,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.tokenizer = tokenizer
         self.special = special
         self._render = None if template is None else compile_template(template, where)
-        self._where = where
+        self._where, self._kwargs = where, dict(template_kwargs or {})
 
     @classmethod
-    def load(cls, directory: Path) -> Chat:
+    def load(cls, directory: Path, template_kwargs: Mapping[str, Any] | None = None) -> Chat:
         """Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja.
 
-        Raises ValueError in one line for a directory without a readable `tokenizer.json` or with a broken template.
+        `template_kwargs` go to the template. Raises ValueError in one line for a directory without a readable
+        `tokenizer.json` or with a broken template.
         """
         file = directory / "tokenizer.json"
         if not file.is_file():
@@ -59,7 +63,7 @@ class Chat:
         _add_tokens(tokenizer, config, special)
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        return cls(tokenizer, special, _template(directory, config), directory)
+        return cls(tokenizer, special, _template(directory, config), directory, template_kwargs)
 
     @property
     def has_template(self) -> bool:
@@ -77,6 +81,14 @@ class Chat:
         """Token ids of what a template has written, special tokens included."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Token ids of each word, as it stands at the beginning and after a space."""
+        found = dict[tuple[int, ...], None]()
+        for word in words:
+            for text in (word.lstrip(), " " + word.lstrip()):
+                found[tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)] = None
+        return tuple(ids for ids in found if ids)
+
     def render(
         self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, *, go_on: bool = True
     ) -> str:
@@ -88,7 +100,11 @@ class Chat:
             )
         try:
             return self._render(
-                messages=messages, tools=tools, documents=None, add_generation_prompt=go_on, **self.special
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=go_on,
+                **{**self.special, **self._kwargs},
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise ValueError(f"the chat template refuses the messages: {' '.join(str(error).split())}") from error

@@ -48,6 +48,13 @@ class GenerateParams:
     """0: all tokens."""
     seed: int = 0
     ignore_eos: bool = False
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    banned: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that no response may have (rollout.bad_words)."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """What ends a response besides the model's own end; the response keeps it."""
     chunk: int = 16
     """Finished samples that are worth an event."""
     cut_parts: int = 1
@@ -64,6 +71,12 @@ class GenerateParams:
             raise ValueError(f"top_p is {self.top_p}, wants more than 0 and at most 1")
         if self.top_k < 0:
             raise ValueError(f"top_k is {self.top_k}, wants 0 (all tokens) or more")
+        if not 0 <= self.min_p < 1:
+            raise ValueError(f"min_p is {self.min_p}, wants at least 0 and less than 1")
+        if not self.repetition_penalty > 0:
+            raise ValueError(f"repetition_penalty is {self.repetition_penalty}, wants more than 0 (1: none)")
+        if "" in self.stop or () in self.banned:
+            raise ValueError("stop and banned want no empty ones")
         if self.chunk < 1:
             raise ValueError(f"chunk is {self.chunk}, wants 1 or more")
         if self.cut_parts < 1:
@@ -73,7 +86,7 @@ class GenerateParams:
     def sampling(self) -> Sampling:
         return Sampling(
             self.max_response_length, self.temperature, self.top_p, self.top_k, self.seed, self.ignore_eos,
-            self.keep_from,
+            self.keep_from, self.min_p, self.repetition_penalty, self.banned, self.stop, self.stop_token_ids,
         )  # fmt: skip
 
 

@@ -97,7 +97,7 @@ def mapped(size_bytes: int) -> mmap.mmap:
 
 def give_back() -> None:
     """Memory that was freed goes back to the system, of accelerator and heap (malloc_trim(3), where there is one)."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -128,14 +128,14 @@ def _by_storage(tensors: Iterable[Tensor]) -> list[_Used]:
 
 
 def _used(tensors: tuple[Tensor, ...]) -> _Used:
-    starts = [tensor.storage_offset() * tensor.element_size() for tensor in tensors]
+    starts = [int(tensor.storage_offset()) * tensor.element_size() for tensor in tensors]
     stops = [start + _extent(tensor) for start, tensor in zip(starts, tensors, strict=True)]
     return _Used(tensors, min(starts) // PAGE * PAGE, max(stops))
 
 
 def _extent(tensor: Tensor) -> int:
     """Bytes from its first to its last element."""
-    steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    steps = sum((int(size) - 1) * int(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return (steps + 1) * tensor.element_size()
 
 

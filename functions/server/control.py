@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from functions.server.app import Server
 
 
+WAIT_S = 0.5
+"""How long a main thread whose call has ended may take to notice it: one that takes longer loads."""
+
+
 class Control:
     """Heard in the HTTP thread. `parked` processes take no calls."""
 
@@ -40,8 +44,8 @@ class Control:
                 self._unpark(**message["unpark"])
 
     async def _park(self) -> None:
-        if not await self._server.rests():
-            self._lines.tell(refused="a call is open, or it is being stopped")
+        if not (await self._server.rests() and await asyncio.to_thread(self._work.waits.wait, WAIT_S)):
+            self._lines.tell(refused="a call is open, it loads for nobody, or it is being stopped")
             return
         self._server.parked = True
         self._work.queue.put(self._answered(self._work.park))

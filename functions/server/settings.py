@@ -34,8 +34,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
-OURS = ("token", "leased")
-"""Settings that no command line has."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class Settings:
 
     def command_line(self) -> list[str]:
         """Of `python -m functions.server`; the token travels by environment."""
-        told = {f"--{f.name.replace('_', '-')}": getattr(self, f.name) for f in fields(self) if f.name not in OURS}
+        told = {f"--{f.name.replace('_', '-')}": getattr(self, f.name) for f in fields(self) if f.name != "token"}
         told["--options"] = json.dumps(dict(self.options))
         return [str(word) for pair in told.items() for word in pair]
 
@@ -89,6 +87,7 @@ class Settings:
         parser.add_argument("--threads", type=int, default=int(env.get("RLHF_THREADS", "1")))
         parser.add_argument("--heartbeat-s", type=float, default=float(env.get("RLHF_HEARTBEAT_S", "2")))
         parser.add_argument("--grace-s", type=float, default=float(env.get("RLHF_GRACE_S", "30")))
+        parser.add_argument("--leased", type=lambda word: word == "True", default=False)
         parser.add_argument("--stuck-s", type=float, default=cls.stuck_s)
         parser.add_argument("--scratch", default=env.get("RLHF_SCRATCH", ""))
         given = parser.parse_args(arguments)
@@ -108,6 +107,7 @@ class Settings:
                 threads=given.threads,
                 heartbeat_s=given.heartbeat_s,
                 grace_s=given.grace_s,
+                leased=given.leased,
                 stuck_s=given.stuck_s,
                 scratch=given.scratch,
                 token=env.get("RLHF_TOKEN", ""),

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import queue
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -44,6 +45,8 @@ class Work:
         self.settings, self.scratch, self.about = settings, scratch, about
         self.queue: queue.SimpleQueue[Open | Callable[[], None] | None] = queue.SimpleQueue()
         self.parked = False
+        self.waits = threading.Event()
+        """The main thread has nothing to do, and loads nothing."""
         self._made: Function | None = None
         self._opened: Exchange | None = None
         self._ahead: Ahead | None = None
@@ -57,6 +60,7 @@ class Work:
                 server.told.built()
         self.load_ahead(server)
         while (it := self.next()) is not None:
+            self.waits.clear()
             if callable(it):
                 it()
                 continue
@@ -75,6 +79,7 @@ class Work:
 
     def next(self) -> Open | Callable[[], None] | None:
         """What is to be done; a parked process whose job has no orchestrator any more ends while it waits."""
+        self.waits.set()
         while self.parked and self.settings.leased:
             with contextlib.suppress(queue.Empty):
                 return self.queue.get(timeout=LOOK_S)

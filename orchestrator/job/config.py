@@ -38,7 +38,8 @@ class ModelConfig(Section):
     """The policy."""
 
     path: str
-    """A causal language model with a `tokenizer.json`: a Hugging Face directory, or an id of the Hub (hub.py)."""
+    """A causal language model with a `tokenizer.json`: a Hugging Face directory, an id of the Hub (hub.py), or the
+    directory of a run: what it has made. The same holds for critic.path, reference.path and reward.model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora_rank: int = Field(0, ge=0)
     """0 trains all weights; above, only adapters of this rank."""
@@ -58,6 +59,8 @@ class DataConfig(Section):
     over_long: Literal["error", "drop"] = "error"
     """What to do with prompts over the limit: they are counted and named either way."""
     shuffle: bool = True
+    chat_template_kwargs: Mapping[str, Any] = {}
+    """What the model's chat template is told besides the messages, for example `enable_thinking`."""
     prompt_key: str | None = None
     """Column of the prompts; None: `prompt`, else `input`."""
     apply_chat_template: bool = False
@@ -75,6 +78,16 @@ class RolloutConfig(Section):
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
+    min_p: float = Field(0.0, ge=0, lt=1)
+    """Tokens less probable than this share of the most probable one are not sampled."""
+    repetition_penalty: float = Field(1.0, gt=0)
+    """Divides the logits of tokens that stand in the prompt or the response so far; 1: none."""
+    stop: tuple[str, ...] = Field((), strict=False)
+    """Strings that end a response, which keeps them (not with the vLLM engine)."""
+    stop_token_ids: tuple[int, ...] = Field((), strict=False)
+    """Tokens that do, besides the model's own end."""
+    bad_words: tuple[str, ...] = Field((), strict=False)
+    """Words that no response may have, with and without a space before them (not with the vLLM engine)."""
     max_response_length: int = Field(512, ge=1)
     engine: Engine = "auto"
     vllm: Mapping[str, Any] = {}
@@ -97,7 +110,7 @@ class RewardConfig(Section):
     """Where model-written code runs (`rule:code`, `rule:code_fraction`, a scorer with a parameter `sandbox`): true, the
     platform's, or the URL of a service in SandboxFusion's form (docs/sandbox.md)."""
     sandbox_timeout_s: float = Field(10.0, gt=0)
-    """For one program: one test of one sample."""
+    """For one program: a test of a sample, or all tests of one function."""
     sandbox_memory_mb: int = Field(1024, ge=16)
     """For one program, with all that it starts."""
 
@@ -109,6 +122,9 @@ class RewardConfig(Section):
             raise ValueError(f"{self.score} runs code that a model wrote: set reward.sandbox = true, or to a URL")
         return self
 
+    weights: Mapping[str, float] = {}
+    """Of several numbers that the scorer gives: the score is their weighted sum. None: it gives "score" itself."""
+
 
 class ValidationConfig(Section):
     every: int | None = Field(None, ge=0)
@@ -118,6 +134,8 @@ class ValidationConfig(Section):
     n: int = Field(1, ge=1)
     temperature: float = Field(0.0, ge=0)
     """0 is greedy."""
+    patience: int | None = Field(None, ge=1)
+    """Validations without a better checkpoints.best after which the job ends. None: it makes all its steps."""
 
 
 class OptimConfig(Section):
@@ -219,6 +237,9 @@ class LimitsConfig(Section):
 class CheckpointConfig(Section):
     keep: int = Field(2, ge=1)
     """Versions of weights and optimizer state that are kept, the newest among them."""
+    best: str | None = None
+    """A metric of validation, for example `val-core/gsm8k/acc/mean@1`: the version that is highest in it is kept, and
+    is the job's model at its end. None: the last version is."""
 
 
 class JobConfig(Section):
@@ -227,7 +248,8 @@ class JobConfig(Section):
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")
     recipe: str = "grpo"
     """The name of a recipe, or `<file.py>:<function>`."""
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=0)
+    """0: the model that the job starts from is validated, nothing is trained (`rlhf-orchestrate eval`)."""
     seed: int = Field(0, ge=0)
     deterministic: bool = False
     """The committed history does not depend on replicas, cuts, crashes or order; costs speed."""
@@ -261,6 +283,12 @@ class JobConfig(Section):
                 f"validation.every: got {self.validation.every}, but there is nothing to validate on: set "
                 "data.validation or data.validation_fraction, or leave it out"
             )
+        if self.checkpoints.best is not None and not self.validate_every:
+            raise ValueError("checkpoints.best: wants prompts to validate on (data.validation, or validation_fraction)")
+        if self.validation.patience is not None and self.checkpoints.best is None:
+            raise ValueError("validation.patience: wants checkpoints.best, the metric that has to get better")
+        if not self.steps and not (self.validate_every and self.validation.at_start):
+            raise ValueError("steps: 0 steps only validate, which wants data.validation and validation.at_start")
         if (self.reward.score == "model") != (self.reward.model is not None):
             raise ValueError('reward.model is the directory that score = "model" uses: set both or neither')
         if self.reward.score == "environment" and self.environment is None:
@@ -272,6 +300,13 @@ class JobConfig(Section):
             raise ValueError("reward.sandbox = true on Knative wants platform.knative.sandbox, the service's URL")
         if self.deterministic and self.rollout.engine not in ("auto", "torch"):
             raise ValueError(f'deterministic = true needs rollout.engine "torch", got "{self.rollout.engine}"')
+        for key in ("stop", "bad_words"):
+            if self.rollout.engine == "vllm" and getattr(self.rollout, key):
+                raise ValueError(
+                    f'rollout.{key}: rollout.engine = "vllm" has no text here, "torch" and "transformers" do'
+                )
+            if "" in getattr(self.rollout, key):
+                raise ValueError(f"rollout.{key}: wants no empty text")
         if self.platform.kind == "knative" and self.exchange.url is None:
             raise ValueError("exchange.url is needed on Knative: redis://, s3:// or a directory that every pod mounts")
         if self.planner.budget_usd is not None and not any(f.usd_per_hour for f in self.functions.values()):
@@ -315,7 +350,8 @@ class JobConfig(Section):
         where: bool | str = self.reward.sandbox
         if where is True:
             where = (self.platform.knative and self.platform.knative.sandbox) or "local"
-        return self.reward.model_dump(exclude={"model"}) | {"sandbox": where or ""}
+        weights = set() if self.reward.weights else {"weights"}
+        return self.reward.model_dump(exclude={"model", *weights}) | {"sandbox": where or ""}
 
     def function(self, name: str) -> FunctionConfig:
         return self.functions.get(name, FunctionConfig())

@@ -22,7 +22,10 @@ def resolve(table: dict[str, Any], base: Path) -> None:
         inner = table.get(section)
         value = inner.get(key) if isinstance(inner, dict) else None
         if isinstance(value, str) and (HubId.parse(value) is None or (base / value).exists()):
-            inner[key] = str((base / value).resolve())  # type: ignore[index]  # a dict: value came out of it
+            path = (base / value).resolve()
+            if section != "data" and (path / "run.json").is_file():
+                path = path / "model"  # of another run: what it has made
+            inner[key] = str(path)  # type: ignore[index]  # a dict: value came out of it
     for section, key in CODE:
         holder = table.get(section) if section else table
         value = holder.get(key) if isinstance(holder, dict) else None

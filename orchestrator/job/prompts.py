@@ -43,7 +43,7 @@ class PromptSource:
     def load(cls, job: JobConfig) -> PromptSource:
         """Reads the job's data with the tokenizer of its model. Raises ConfigError, DataError: one line each."""
         try:
-            chat = Chat.load(Path(job.model.path))
+            chat = Chat.load(Path(job.model.path), job.data.chat_template_kwargs)
         except ValueError as error:
             raise ConfigError(f"model.path: {error}") from error
         if job.data.apply_chat_template and not chat.has_template:

@@ -14,6 +14,7 @@ from functions.base.samples import SampleBatch
 from functions.base.wire import CACHES, CALLS, Call, Ref
 from orchestrator.base.canonical import canonical
 from orchestrator.base.errors import RunError
+from orchestrator.job.config import RolloutConfig
 from orchestrator.job.prompts import PromptSet
 from orchestrator.step.context import Context
 from orchestrator.step.dataflow import Finished, Samples, lengths_of
@@ -152,6 +153,12 @@ class Generation:
     def _sampling(self) -> Mapping[str, Any]:
         job, plan = self.context.job, self.context.plan
         sampling = job.rollout.model_dump(include={"temperature", "top_p", "top_k", "max_response_length"})
+        plain = RolloutConfig()  # what a job does not say is not said: a call's id is made of its params
+        for key in ("min_p", "repetition_penalty", "stop", "stop_token_ids"):
+            if (value := getattr(job.rollout, key)) != getattr(plain, key):
+                sampling[key] = value
+        if banned := self.context.execution.settings["actor"].banned:
+            sampling["banned"] = banned
         if self.temperature is not None:
             sampling["temperature"] = self.temperature
         seed = self.context.seed(self.name)

@@ -57,6 +57,7 @@ class Training:
         report.metrics |= done.data["metrics"]
         if "fed_batches" in done.data["stats"]:
             report.observed[f"rollout/fed_batches/{self.function}"] = float(done.data["stats"]["fed_batches"])
+        report.observed |= {name: float(value) for name, value in done.data["stats"].items() if "/" in name}
         if "mismatch" in done.data:
             report.mismatch = Ref.from_json(done.data["mismatch"])
         report.trained[self.model] = Version.from_json(done.data["version"])

@@ -144,6 +144,42 @@ def test_a_replica_that_is_killed_in_mid_call_is_named_and_replaced(tmp_path: Pa
     run(test())
 
 
+def test_a_replica_that_is_let_go_parks_and_the_next_one_is_the_same_process(tmp_path: Path) -> None:
+    async def test() -> None:
+        parks = FunctionSpec("parks", f"{FUNCTIONS}:Parks", max_replicas=2)
+        async with local(tmp_path, parks) as platform:
+            await platform.scale("parks", 1)
+            held = (await answer(platform, Call("a", "hold", params={"version": 4}), "parks"))[-1].data
+            await platform.scale("parks", 0)
+            await eventually(lambda: platform.replicas() == [])
+            assert exists(held["pid"])
+            assert platform.processes() == {"parks": []}
+            assert [life.stopped_s is not None for life in platform.usage()] == [True], "nothing is paid for it"
+            await platform.scale("parks", 2)
+            asked = [answer(platform, Call(name, "held"), "parks") for name in ("b", "c")]
+            events = [events[-1].data for events in await asyncio.gather(*asked)]
+            found = {data["pid"]: (data["version"], data["name"]) for data in events}
+            assert found.pop(held["pid"]) == (4, "parks-1")
+            assert all(version is None for version, _ in found.values()), "there was one that was parked"
+            [ours_now] = {r.name for r in platform.replicas()} - {"parks-2"}
+            assert ours_now == "parks-1"
+
+    run(test())
+
+
+def test_what_is_at_work_on_a_call_that_nobody_waits_for_does_not_park(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with local(tmp_path, FunctionSpec("parks", f"{FUNCTIONS}:Parks")) as platform:
+            await platform.scale("parks", 1)
+            pid = (await answer(platform, Call("a", "held"), "parks"))[-1].data["pid"]
+            late = Call("b", "sleep", deadline_s=0.2)
+            assert "deadline" in (await answer(platform, late, "parks"))[-1].data["message"]
+            await eventually(lambda: not exists(pid))
+            assert (await answer(platform, Call("c", "held"), "parks"))[-1].data["pid"] != pid
+
+    run(test())
+
+
 def test_several_functions_and_their_options(tmp_path: Path) -> None:
     named = FunctionSpec("named", f"{FUNCTIONS}:NeedsName", {"name": "x"}, max_replicas=1)
     wrong = FunctionSpec("wrong", f"{FUNCTIONS}:NeedsName", {"nam": "x"}, max_replicas=1)

@@ -184,6 +184,10 @@ class Parks:
         match call.operation:
             case "hold":
                 self.version, self.memory = call.params["version"], os.urandom(call.params.get("mb", 0) << 20)
+            case "sleep":
+                while True:
+                    context.check()
+                    time.sleep(0.01)
             case "spawn":
                 told["child"] = subprocess.Popen(["sleep", "600"], start_new_session=True).pid
             case "dies_parking" | "dies_waking":

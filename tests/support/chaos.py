@@ -31,6 +31,7 @@ VARIANTS: Mapping[str, Sequence[str]] = {
     "kl": ["algorithm.kl.coef=0.01", "train.epochs=2"],
     "adaptive": ["planner.policy=adaptive", "planner.objective=speed"],
     "fresh": ["platform.warm_parent=false"],
+    "zero": ["platform.parked_gb=0"],
     "streamed": ["deterministic=false", "planner.policy=adaptive", "planner.objective=speed",
                  "functions.generate.replicas=1"],
     "gang": ["deterministic=false", "functions.train.replicas=2"],

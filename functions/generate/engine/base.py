@@ -14,6 +14,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from functions.algorithms.penalties import Penalties
+from functions.algorithms.truncation import Truncation
 from functions.base.samples import Finish
 from functions.base.wire import Version
 from functions.generate.engine.keys_values import KeysValues, Layout
@@ -38,6 +40,21 @@ class Sampling:
     keep_from: int | None = None
     """Samples that stop, with so many tokens or more (their prompt's included), come with their keys and values where
     the engine has them then (torch): their next turn goes on with these. None: none does."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    banned: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that no response may have."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """What ends a response besides the model's own end."""
+
+    @property
+    def truncation(self) -> Truncation:
+        return Truncation(self.top_p, self.top_k, self.min_p)
+
+    @property
+    def penalties(self) -> Penalties:
+        return Penalties(self.repetition_penalty, self.banned)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from functions.base.samples import Finish
 from functions.generate.engine.base import Request, Sample
 from functions.generate.engine.keys_values import KeysValues
 from functions.generate.engine.sampling import stream_keys
+from functions.generate.engine.stops import Stops
 from functions.generate.torch.cache import Cache
 
 Ints = npt.NDArray[np.int64]
@@ -84,7 +85,11 @@ class Cohort:
         """Whether any row is."""
         return bool(self._finish.any())
 
-    def record(self, tokens: Ints, logprobs: npt.NDArray[np.float32], eos: Ints) -> None:
+    def so_far(self, row: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Prompt and response of a row, before its next token."""
+        return self.requests[row].prompt, self._tokens[row, : self._length[row]]
+
+    def record(self, tokens: Ints, logprobs: npt.NDArray[np.float32], stops: Stops) -> None:
         """Appends what was sampled for each row; a row that replays keeps its own token."""
         rows, at = np.arange(len(self)), self._length
         new = at >= self._given
@@ -92,7 +97,11 @@ class Cohort:
         self._logprobs[rows[new], at[new]] = logprobs[new]
         self._length = at + 1
         self._finish[self._length >= self._limit] = Finish.LENGTH
-        self._finish[new & np.isin(tokens, eos)] = Finish.STOP
+        self._finish[new & np.isin(tokens, stops.ids)] = Finish.STOP
+        if stops:
+            for row in np.flatnonzero(new & (self._finish != Finish.STOP)).tolist():
+                if stops.in_text(self._tokens[row, : self._length[row]]):
+                    self._finish[row] = Finish.STOP
 
     def release(self, version: int, keep_from: int | None = None) -> list[Sample]:
         """The rows that are done, which leave the cohort; `keep_from` of Sampling."""

@@ -28,14 +28,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
+from functions.algorithms.penalties import History
 from functions.base.samples import Finish
 from functions.base.wire import Version
 from functions.generate.engine.base import EngineStats, Request, Sample, Sampling
 from functions.generate.engine.keys_values import Layout
 from functions.generate.engine.requests import check_requests, eos_ids, unchanged
 from functions.generate.engine.sampling import draw, uniforms
+from functions.generate.engine.stops import Stops, tokenizer_of
 from functions.generate.torch.cache import Cache, placed
 from functions.generate.torch.cohort import Cohort, Ints
 from functions.generate.torch.llama import Llama, load
@@ -63,6 +66,7 @@ class TorchEngine:
         self._model: Llama | None = None
         self._rotations: dict[str, Tensor] = {}
         self._eos = np.zeros(0, np.int64)
+        self._tokenizer: Tokenizer | None = None
         self._stats = NO_STATS
         self._host, self._unpacked = HostMemory(), HostMemory()
         """Where its weights are while it is parked; those that its projections pack apart: they come back packed."""
@@ -77,7 +81,7 @@ class TorchEngine:
         config = AutoConfig.from_pretrained(model_dir)
         self._version, self._model = None, None  # a failed load leaves no policy, and two never fill the memory
         self._model = load(model_dir, config, dtype=self._dtype, device=self._device)
-        self._eos = eos_ids(model_dir)
+        self._eos, self._tokenizer = eos_ids(model_dir), tokenizer_of(model_dir)
         self._rotations = {}
         self._version = version
 
@@ -118,7 +122,7 @@ class TorchEngine:
         model, number = self._model, self._version.number
         check_requests(requests, sampling, model.context, len(model.embed))
         self._stats = NO_STATS
-        eos = np.zeros(0, np.int64) if sampling.ignore_eos else self._eos
+        stops = Stops(self._eos, sampling, self._tokenizer)
         full = [r for r in requests if len(r.response) >= sampling.max_response_length]
         yield from (unchanged(r, Finish.LENGTH, number) for r in full)
         queue = deque(self._shares(self._worth(r) for r in requests if len(r.response) < sampling.max_response_length))
@@ -132,9 +136,9 @@ class TorchEngine:
         while (queue or cohorts) and not stop():
             free = self._slots - sum(map(len, cohorts))
             if queue and len(queue[0]) <= free and (not cohorts or free * _REFILL >= self._slots):
-                cohorts += self._admit(queue, free, sampling, eos)
+                cohorts += self._admit(queue, free, sampling, stops)
             else:
-                self._step(cohorts, sampling, eos)
+                self._step(cohorts, sampling, stops)
             for cohort in cohorts:
                 if cohort.done:
                     yield from cohort.release(number, sampling.keep_from)
@@ -164,7 +168,7 @@ class TorchEngine:
     def _prefix(self, request: Request) -> npt.NDArray[np.int32]:
         return request.prompt if self._deterministic else np.concatenate((request.prompt, request.response))
 
-    def _admit(self, queue: deque[list[Request]], free: int, sampling: Sampling, eos: Ints) -> list[Cohort]:
+    def _admit(self, queue: deque[list[Request]], free: int, sampling: Sampling, stops: Stops) -> list[Cohort]:
         """Takes the next shares that fit into the free slots: prefills them and samples the first token of their
         requests, or puts the keys and values that came with them into their place."""
         shares: list[list[Request]] = []
@@ -178,7 +182,7 @@ class TorchEngine:
         else:
             moves, prefills = [moved], [computed]
         cohorts = [self._moved(part, sampling) for part in moves if part]
-        return cohorts + [self._cohort(part, sampling, eos) for part in prefills if part]
+        return cohorts + [self._cohort(part, sampling, stops) for part in prefills if part]
 
     @torch.inference_mode()
     def _share(self, prompts: Sequence[npt.NDArray[np.int32]]) -> Tensor | None:
@@ -191,7 +195,7 @@ class TorchEngine:
         return cache[:, :, 0]
 
     @torch.inference_mode()
-    def _cohort(self, shares: Sequence[list[Request]], sampling: Sampling, eos: Ints) -> Cohort:
+    def _cohort(self, shares: Sequence[list[Request]], sampling: Sampling, stops: Stops) -> Cohort:
         model, begun = self._held(), time.perf_counter()
         prompts = [self._prefix(share[0]) for share in shares]
         prefix, logits = prefill(model, self._rotations, prompts, self._prefill_tokens, self._head)
@@ -204,7 +208,7 @@ class TorchEngine:
         none = np.zeros(len(requests), np.int64) if self._deterministic else None
         cohort = Cohort(requests, cache, limits, sampling.seed, begun=none)
         rows = torch.from_numpy(group).to(self._device)
-        self._sample([cohort], logits[rows], sampling, eos)
+        self._sample([cohort], logits[rows], sampling, stops)
         computed = int(lengths.sum()) - (0 if self._head is None else self._head.shape[3] * len(lengths))
         self._count(
             prefill_tokens=computed,
@@ -230,7 +234,7 @@ class TorchEngine:
         return cohort
 
     @torch.inference_mode()
-    def _step(self, cohorts: Sequence[Cohort], sampling: Sampling, eos: Ints) -> None:
+    def _step(self, cohorts: Sequence[Cohort], sampling: Sampling, stops: Stops) -> None:
         """One more token for every row."""
         model, begun = self._held(), time.perf_counter()
         bounds = np.cumsum([0] + [len(c) for c in cohorts])
@@ -257,17 +261,17 @@ class TorchEngine:
         hidden = model.hidden(torch.from_numpy(token).to(self._device), rotation, attend)
         for cohort in cohorts:
             cohort.cache.length += 1
-        self._sample(cohorts, model.logits(hidden)[:rows], sampling, eos)
+        self._sample(cohorts, model.logits(hidden)[:rows], sampling, stops)
         self._count(decode_tokens=rows, decode_steps=1, decode_s=time.perf_counter() - begun)
 
-    def _sample(self, cohorts: Sequence[Cohort], logits: Tensor, sampling: Sampling, eos: Ints) -> None:
+    def _sample(self, cohorts: Sequence[Cohort], logits: Tensor, sampling: Sampling, stops: Stops) -> None:
         keys, lengths = np.concatenate([c.keys for c in cohorts]), np.concatenate([c.lengths for c in cohorts])
         uniform = torch.from_numpy(uniforms(keys, lengths)).to(self._device)
-        token, logprob = (t.cpu().numpy() for t in draw(logits, uniform, sampling))
+        token, logprob = (t.cpu().numpy() for t in draw(logits, uniform, sampling, _history(cohorts)))
         start = 0
         for cohort in cohorts:
             end = start + len(cohort)
-            cohort.record(token[start:end], logprob[start:end], eos)
+            cohort.record(token[start:end], logprob[start:end], stops)
             start = end
 
     def _held(self) -> Llama:
@@ -281,3 +285,9 @@ class TorchEngine:
 
     def _count(self, **more: float) -> None:
         self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in more.items()})
+
+
+def _history(cohorts: Sequence[Cohort]) -> History:
+    """Of the rows of all cohorts, one after the other."""
+    rows = [(cohort, row) for cohort in cohorts for row in range(len(cohort))]
+    return lambda number: rows[number][0].so_far(rows[number][1])
