@@ -146,7 +146,7 @@ def read(call: Call, context: Context, engine: Engine, requests: Sequence[Reques
             inbox.requests[row] = replace(request, cache=cache)
             inbox.without += cache is None
     inbox.read_s = time.perf_counter() - begun_s if refs else 0.0
-    if inbox.missing is not None:
+    if inbox.missing is not None and refs:
         log.warning("call %s: keys and values are missing for %s", call.id, inbox.missing)
     return inbox
 

@@ -33,6 +33,15 @@ def check_code(job: JobConfig) -> None:
             check_object(f"algorithm.{key}", value)
 
 
+def check_turns(job: JobConfig, params: TrainParams) -> None:
+    """Raises ConfigError for an advantage that wants what only an environment says."""
+    if params.advantage == "gigpo" and job.reward.score != "environment":
+        raise ConfigError(
+            f"algorithm.advantage: 'gigpo' wants rewards of turns, got reward.score = {job.reward.score!r} "
+            '(wants "environment")'
+        )
+
+
 def check_options(params: TrainParams) -> None:
     """Raises ConfigError for an option that the user's own loss or advantage does not take. Neither is run."""
     for key, name, options in (

@@ -50,11 +50,6 @@ def train_settings(job: JobConfig, recipe: Recipe) -> dict[str, TrainParams]:
         "lora": {"rank": rank, "alpha": job.model.lora_alpha} if rank else None,
     }
     trained = [role for model, role in TRAINERS.items() if model in {"actor", *recipe.models}]
-    if settings.get("advantage") == "gigpo" and job.reward.score != "environment":
-        raise ConfigError(
-            f"algorithm.advantage: 'gigpo' wants rewards of turns, got reward.score = {job.reward.score!r} "
-            '(wants "environment")'
-        )
     optimizers = {"policy": _optimizer(job, job.train), "value": _optimizer(job, job.critic)}
     try:
         return {

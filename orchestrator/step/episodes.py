@@ -119,10 +119,10 @@ class Episodes:
         samples.put(item)
 
     def metrics(self) -> dict[str, float]:
-        """environment/*, over the samples."""
+        """environment/*, over the samples; and rollout/replicas_let_go."""
         count = max(1, sum(len(item.group) for item in self.finished))
         shares = {f"environment/{name}": number / count for name, number in sorted(self.said.items())}
-        return shares | {"environment/replicas_let_go": float(self.let_go)}
+        return shares | {"rollout/replicas_let_go": float(self.let_go)}
 
     async def free(self) -> None:
         """Deletes the keys and values that were handed over."""

@@ -65,32 +65,42 @@ class Slots(Generic[T]):
                 slots.create_task(self._slot())
 
     async def _slot(self) -> None:
-        begun = False
-        while not self._ended:
-            if self._ready:
-                begun = True
-                await self._work(self._take(self._ready))
-            else:
-                await self._wait(lingers=begun)
+        stage, holds = self._stage, False
+        try:
+            while not self._ended:
+                if self._ready:
+                    items = self._take(self._ready)
+                    if not holds:
+                        holds = True
+                        stage.at_least += 1
+                    await self._work(items)
+                elif holds and not await self._lingered():
+                    holds = False
+                    stage.at_least -= 1
+                    self.let_go += 1
+                    await stage.fleet.settle(stage.function)
+                elif not self._ready and not holds:
+                    await self._called(_Waiting(lingers=False), None)
+        finally:
+            stage.at_least -= holds
 
-    async def _wait(self, *, lingers: bool) -> None:
-        waiting = _Waiting(lingers=lingers)
+    async def _lingered(self) -> bool:
+        """Waits with a replica at hand: whether something came while it was worth it."""
+        return self._ended or await self._called(_Waiting(), self._linger_s())
+
+    async def _called(self, waiting: _Waiting, limit_s: float | None) -> bool:
+        if self._ended:
+            return True
         self._waiting.append(waiting)
-        stage = self._stage
-        if lingers:
-            stage.lingering += 1
-            try:
-                async with asyncio.timeout(self._linger_s()):
-                    await waiting.event.wait()
-            except TimeoutError:
-                waiting.lingers = False
-            finally:
-                stage.lingering -= 1
-            if waiting.lingers:
-                return
-            self.let_go += 1
-            await stage.fleet.settle(stage.function)
-        await waiting.event.wait()
+        try:
+            async with asyncio.timeout(limit_s):
+                await waiting.event.wait()
+        except TimeoutError:
+            if waiting not in self._waiting:  # called in the same moment
+                return True
+            self._waiting.remove(waiting)
+            return False
+        return True
 
     def _linger_s(self) -> float:
         starts = [call.start_s + call.stats.get("load_s", 0.0) for call in self._stage.observations if call.cold]

@@ -31,7 +31,13 @@ PHASES = {
     "read": "reading", "generate": "generating", "score": "scoring", "forward": "scoring", "train": "training",
     "publish": "publishing", "compare": "publishing",
 }  # fmt: skip
-KINDS = {"generate": "generating", "reward": "scoring", "reference": "scoring", "train": "training"}
+KINDS = {
+    "generate": "generating",
+    "environment": "scoring",
+    "reward": "scoring",
+    "reference": "scoring",
+    "train": "training",
+}
 WORTH = 0.1
 """Advice that would save less of a step is not worth a sentence."""
 

@@ -57,9 +57,13 @@ def test_two_steps_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_learns(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("recipe", ["grpo", "rloo", "gigpo"])
+def test_it_learns(recipe: str, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE, tmp_path / "tools")
-    done = command("run", tmp_path / "tools" / "job.toml", "--run-dir", tmp_path / "run", timeout_s=280)
+    done = command(
+        "run", tmp_path / "tools" / "job.toml", "--run-dir", tmp_path / "run", f"recipe={recipe}", timeout_s=580
+    )
     assert done.returncode == 0, done.stderr
     first, last = metrics(tmp_path / "run")[0], metrics(tmp_path / "run")[-1]
     assert first["val-core/hard/acc/mean@1"] < 0.1

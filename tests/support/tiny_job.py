@@ -163,7 +163,7 @@ class Seen:
         return len(self.events)
 
 
-TIMED = ("timing_s/", "timing_per_token_ms/", "perf/", "cost/", "planner/", "rollout/", "time")
+TIMED = ("timing_s/", "step_time_s/", "timing_per_token_ms/", "perf/", "cost/", "planner/", "rollout/", "time")
 
 
 def history(run: Path) -> list[dict[str, Any]]:
