@@ -10,6 +10,8 @@ outputs to tests/algorithms/fixtures/, where tests/algorithms/test_parity.py che
 
 The batches: ragged lengths, groups of 2 to 5, half of them with masked tokens within the response (tool output), half
 with a sequence masked throughout, and every fifth with log-ratios beyond +-20 (not for TRL, which has no bound).
+What the peers add up over a response (GAE, returns, token baselines) they are given in float64: this project adds in
+float64, and their rounding in fp32 is above 1e-6.
 Scores within a group differ by 0.2 or more: the peers divide by the standard deviation in fp32, which amplifies their
 rounding.
 """
@@ -32,7 +34,9 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+import parity_floor  # noqa: E402
 
 from functions.algorithms import advantages as adv  # noqa: E402
 from functions.algorithms.aggregation import Totals, aggregate, batch_totals  # noqa: E402
@@ -107,6 +111,10 @@ def make_batch(number: int) -> Arrays:
     arrays["group"] = np.repeat(np.arange(3), sizes).astype(np.int32)
     arrays["overflow"] = np.array([overflow])
     arrays["targets"] = rng.integers(0, 7, size=count)
+    chance = np.exp(old)
+    arrays["squared_mass"] = (chance**2 + rng.random(count) * (1.0 - chance) ** 2).astype(np.float32)
+    arrays["teacher_logits"] = rng.normal(size=(count, 7)).astype(np.float32)
+    arrays["second_score"] = (0.25 * rng.permutation(sequences) + 1.0).astype(np.float32)
     return arrays
 
 
@@ -135,14 +143,15 @@ class Flat:
 def ours(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
     """What this project computes for one batch, under the names of bench/parity_peers.py."""
     batch = Flat(arrays)
-    return _losses(batch) | _kl(batch) | _advantages(batch) | _correction(batch) | _trl(batch)
+    older = _losses(batch) | _kl(batch) | _advantages(batch) | _correction(batch) | _trl(batch)
+    return older | parity_floor.ours(batch)
 
 
 def _losses(batch: Flat) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     inputs: dict[str, Any] = {name: batch[name] for name in ("old_logprobs", "advantages")}
     for name, (low, high) in CLIP.items():
-        for mode in AGGREGATIONS:
+        for mode in AGGREGATIONS if name != "gspo" else ("seq-mean-token-mean",):
             for weighted in (False, True):
                 leaf = batch.leaf("logprobs")
                 weights = batch["weights"] if weighted else None

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import parity_floor_peers
 import torch
 
 Tensor = torch.Tensor
@@ -69,7 +70,7 @@ def verl_losses(batch: Padded, put: Any) -> None:
             clip_ratio_c=3.0,
         )
         config.global_batch_info["loss_scale_factor"] = NORM
-        for mode in MODES:
+        for mode in MODES if name != "gspo" else ("seq-mean-token-mean",):  # in all others 0.9.1 is alone
             for weights in (None, batch.pad("weights")):
                 leaf = batch.leaf("logprobs")
                 loss, metrics = core_algos.get_policy_loss_fn(name)(
@@ -122,14 +123,14 @@ def verl_advantages(batch: Padded, put: Any) -> None:
     gamma_config = SimpleNamespace(gamma=0.97)
     group = batch.group
     results = {
-        "gae": core_algos.compute_gae_advantage_return(rewards, batch.pad("values"), mask, 0.99, 0.95),
+        "gae": core_algos.compute_gae_advantage_return(rewards.double(), batch.pad("values"), mask, 0.99, 0.95),
         "grpo": core_algos.compute_grpo_outcome_advantage(outcome, mask, group),
         "grpo/epsilon": core_algos.compute_grpo_outcome_advantage(outcome, mask, group, epsilon=1e-4),
         "dr_grpo": core_algos.compute_grpo_outcome_advantage(outcome, mask, group, norm_adv_by_std_in_grpo=False),
         "rloo": core_algos.compute_rloo_outcome_advantage(outcome, mask, group),
         "remax": core_algos.compute_remax_outcome_advantage(rewards, batch.baselines, mask),
         "reinforce_plus_plus": core_algos.compute_reinforce_plus_plus_outcome_advantage(
-            rewards, mask, config=gamma_config
+            rewards.double(), mask, config=gamma_config
         ),
         "reinforce_plus_plus_baseline": core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage(
             outcome, mask, group
@@ -171,6 +172,38 @@ def verl_correction(batch: Padded, put: Any) -> None:
     put("verl/entropy", torch_functional.entropy_from_logits(logits))
 
 
+def trl_trainer(leaf: Tensor, entropy: Tensor, **changes: Any) -> SimpleNamespace:
+    """What GRPOTrainer._compute_loss reads of a trainer, over `changes`."""
+    one = SimpleNamespace(
+        num_processes=1, reduce=lambda x, reduction: x, gather=lambda x: x, device=torch.device("cpu"),
+        sync_gradients=False, pad_across_processes=lambda x, **k: x, gather_for_metrics=lambda x: x,
+    )  # fmt: skip
+    return SimpleNamespace(**{
+        "importance_sampling_level": "token", "beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.28,
+        "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None, "use_vllm": False,
+        "vllm_importance_sampling_correction": True, "aux_loss_enabled": False, "_entropy_bonus_enabled": False,
+        "use_adaptive_entropy": False, "entropy_coef": 0.01, "max_completion_length": NORM,
+        "model": SimpleNamespace(training=True), "current_gradient_accumulation_steps": 1, "accelerator": one,
+        "_metrics": {"train": defaultdict(list)},
+        "_get_per_token_logps_and_entropies": lambda *a, **k: (leaf, entropy, None),
+    } | changes)  # fmt: skip
+
+
+def trl_inputs(batch: Padded) -> dict[str, Tensor]:
+    ones = torch.ones(len(batch.lengths), 1)
+    return {
+        "prompt_ids": ones,
+        "prompt_mask": ones,
+        "completion_ids": torch.ones_like(batch.mask),
+        "completion_mask": batch.mask,
+        "advantages": torch.from_numpy(batch.arrays["sequence_advantages"]),
+        "old_per_token_logps": batch.pad("old_logprobs"),
+        "ref_per_token_logps": batch.pad("reference_logprobs"),
+        "importance_sampling_ratio": batch.pad("weights"),
+        "num_items_in_batch": batch.mask.sum(),
+    }
+
+
 def trl_losses(batch: Padded, put: Any) -> None:
     from trl.trainer.grpo_trainer import GRPOTrainer  # type: ignore[import-not-found]
 
@@ -189,45 +222,20 @@ def trl_losses(batch: Padded, put: Any) -> None:
         "luspo": ("luspo", "token", None, 0.0, None),
         "cispo": ("cispo", "token", None, 0.0, None),
     }
-    accelerator = SimpleNamespace(
-        num_processes=1, reduce=lambda x, reduction: x, gather=lambda x: x, device=torch.device("cpu")
-    )
     for name, (loss_type, level, delta, beta, extra) in cases.items():
         leaf, entropy = batch.leaf("logprobs"), batch.leaf("entropy")
-        trainer = SimpleNamespace(
+        trainer = trl_trainer(
+            leaf,
+            entropy,
             loss_type=loss_type,
             importance_sampling_level=level,
             beta=beta,
             args=SimpleNamespace(delta=delta, use_bias_correction_kl=False, steps_per_generation=1),
-            epsilon_low=0.2,
             epsilon_high=1.5 if loss_type == "cispo" else 0.28,
-            top_entropy_quantile=1.0,
-            off_policy_mask_threshold=None,
             use_vllm=extra == "weights",
-            vllm_importance_sampling_correction=True,
-            aux_loss_enabled=False,
             _entropy_bonus_enabled=extra == "entropy",
-            use_adaptive_entropy=False,
-            entropy_coef=0.01,
-            max_completion_length=NORM,
-            model=SimpleNamespace(training=True),
-            current_gradient_accumulation_steps=1,
-            accelerator=SimpleNamespace(**vars(accelerator), sync_gradients=False),
-            _metrics={"train": defaultdict(list)},
-            _get_per_token_logps_and_entropies=lambda *a, leaf=leaf, entropy=entropy, **k: (leaf, entropy, None),
         )
-        ones = torch.ones(len(batch.lengths), 1)
-        inputs = {
-            "prompt_ids": ones,
-            "prompt_mask": ones,
-            "completion_ids": torch.ones_like(batch.mask),
-            "completion_mask": batch.mask,
-            "advantages": torch.from_numpy(batch.arrays["sequence_advantages"]),
-            "old_per_token_logps": batch.pad("old_logprobs"),
-            "ref_per_token_logps": batch.pad("reference_logprobs"),
-            "importance_sampling_ratio": batch.pad("weights"),
-            "num_items_in_batch": batch.mask.sum(),
-        }
+        inputs = trl_inputs(batch)
         loss = GRPOTrainer._compute_loss(trainer, None, inputs)
         torch.autograd.backward(loss)
         put(f"trl/{name}/loss", loss)
@@ -251,7 +259,7 @@ def main(source: str, target: str) -> None:
                 value = value.detach().numpy()
             outputs[f"{name}|{key}"] = np.asarray(value, dtype=np.float32)
 
-        for compute in (verl_losses, verl_advantages, verl_correction, trl_losses):
+        for compute in (verl_losses, verl_advantages, verl_correction, trl_losses, *parity_floor_peers.ALL):
             compute(batch, put)
     np.savez_compressed(target, **outputs)
 

@@ -16,12 +16,16 @@ Two kinds of function:
 All arguments are keywords. A loss returns `(loss, metrics)`: loss a scalar with its graph, metrics detached tensors.
 
     ragged         from sequences to [N] and back               groups         which prompts teach anything (DAPO)
-    aggregation    totals, and a loss per token to one number   policy_losses  vanilla, gspo, cispo, importance_sampling
+    aggregation    totals, and a loss per token to one number   policy_losses  all by name: vanilla, gspo, cispo, ...
     rewards        scores to token rewards; overlong penalty    value_loss     of a critic, clipped
     kl             in the loss or in the reward                 entropy        as a bonus
-    advantages     grpo, rloo, gae, ... each -> Estimate        correction     of engine against trainer: weights, mask
+    advantages     all by name: grpo, rloo, gae, ...            correction     of engine against trainer: weights, mask
     lagrangian     reward against cost (Safe-RLHF)              logprobs       from hidden states, without the logits
     metrics        critic/*, and combining those of parts       truncation     what top-k and top-p leave
+    estimate       what an estimator returns                    loss_inputs    what all losses take
+    baselines      opo, gpg, gdpo, token baselines              token_losses   gpg, dppo, sapo, clip_cov, kl_cov, dro
+    covariance     which tokens clip_cov and kl_cov choose      sequence_losses  vespo, geo_mean
+    resample       PF-PPO                                       distillation   forward KL to a teacher's top k
     names, options what a job can choose                        registry       calling what it chose
 
 Bad input (docs/algorithms.md has the table): non-finite values at trained tokens or in scores raise ValueError naming

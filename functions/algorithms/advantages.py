@@ -6,7 +6,9 @@
     reinforce_plus_plus           discounted return-to-go, whitened over the batch
     reinforce_plus_plus_baseline  s - mean of the group, whitened over the batch
     gae                           generalised advantage estimation with a critic, whitened over the batch
+    gigpo                         of the episode and of each turn: among those of the group, and those with its anchor
     distillation                  log pi_teacher - log pi_old at each token
+and in baselines.py opo, gpg, grpo_passk, gdpo, optimal_token_baseline, tir_optimal_token_baseline.
 
 Scores are [S]; token rewards, values, advantages and returns are [N]. Equal to the functions
 `compute_*_advantage*` of verl `verl/trainer/ppo/core_algos.py`, except for a group of one and a group of equal
@@ -16,40 +18,42 @@ scores, whose advantage is exactly 0 here (verl: the raw score, and rounding noi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from functions.algorithms import names
+from functions.algorithms import baselines, names
+from functions.algorithms.estimate import Estimate, discounted, outcome, sequence_count, whiten
 from functions.algorithms.groups import GroupStats, group_stats
-from functions.algorithms.metrics import Metrics
 from functions.algorithms.ragged import checked, checked_scores, per_token, to_flat, to_padded
+from functions.algorithms.turns import turns_of
 
 
-class Estimate(NamedTuple):
-    """What an estimator returns."""
+def grpo(
+    *,
+    scores: Tensor,
+    group: Tensor,
+    segment: Tensor,
+    mask: Tensor,
+    epsilon: float = 1e-6,
+    scale: Literal["group", "batch"] = "group",
+) -> Estimate:
+    """(s - mean of the group) / (std + epsilon) (GRPO, arXiv:2402.03300, section 4.1.2).
 
-    advantages: Tensor
-    """float32 [N], 0 where the mask is 0."""
-    returns: Tensor
-    """float32 [N], 0 where the mask is 0: the critic's target, or what was estimated from."""
-    metrics: Metrics
-
-
-def grpo(*, scores: Tensor, group: Tensor, segment: Tensor, mask: Tensor, epsilon: float = 1e-6) -> Estimate:
-    """(s - mean of the group) / (std of the group + epsilon) (GRPO, arXiv:2402.03300, section 4.1.2).
-
-    The standard deviation is the sample's (n - 1). verl `compute_grpo_outcome_advantage`; TRL has epsilon 1e-4.
+    The standard deviation is the sample's (n - 1), of the group or of all scores of the batch (`scale`;
+    arXiv:2508.08221, section 4.2). verl `compute_grpo_outcome_advantage`; TRL `trl/trainer/grpo_trainer.py` has epsilon
+    1e-4 and scale_rewards.
     """
     stats = group_stats(scores, group)
-    return _outcome(stats.centered / (stats.std + epsilon), stats, segment, mask)
+    std = stats.std if scale == "group" else scores.double().std() if scores.numel() > 1 else torch.zeros(())
+    return outcome(stats.centered / (std + epsilon), stats, segment, mask)
 
 
 def dr_grpo(*, scores: Tensor, group: Tensor, segment: Tensor, mask: Tensor) -> Estimate:
     """s - mean of the group: Dr.GRPO (arXiv:2503.20783, section 3.2)."""
     stats = group_stats(scores, group)
-    return _outcome(stats.centered, stats, segment, mask)
+    return outcome(stats.centered, stats, segment, mask)
 
 
 def rloo(*, scores: Tensor, group: Tensor, segment: Tensor, mask: Tensor) -> Estimate:
@@ -58,7 +62,7 @@ def rloo(*, scores: Tensor, group: Tensor, segment: Tensor, mask: Tensor) -> Est
     verl `compute_rloo_outcome_advantage`.
     """
     stats = group_stats(scores, group)
-    return _outcome(stats.centered * stats.size / (stats.size - 1.0).clamp(min=1.0), stats, segment, mask)
+    return outcome(stats.centered * stats.size / (stats.size - 1.0).clamp(min=1.0), stats, segment, mask)
 
 
 def remax(*, rewards: Tensor, baselines: Tensor, segment: Tensor, mask: Tensor) -> Estimate:
@@ -68,7 +72,7 @@ def remax(*, rewards: Tensor, baselines: Tensor, segment: Tensor, mask: Tensor) 
     """
     rewards = checked("rewards", rewards, segment, mask)
     baseline = per_token(values=checked_scores("baselines", baselines), segment=segment)
-    returns = _discounted(rewards, segment, mask, 1.0, baselines.numel())
+    returns = discounted(rewards, segment, mask, 1.0, baselines.numel())
     return Estimate((returns - baseline) * mask, returns, {})
 
 
@@ -78,7 +82,7 @@ def reinforce_plus_plus(*, rewards: Tensor, segment: Tensor, mask: Tensor, gamma
     verl `compute_reinforce_plus_plus_outcome_advantage`.
     """
     rewards = checked("rewards", rewards, segment, mask)
-    returns = _discounted(rewards, segment, mask, gamma, _count(segment))
+    returns = discounted(rewards, segment, mask, gamma, sequence_count(segment))
     return Estimate(whiten(values=returns, mask=mask), returns, {})
 
 
@@ -88,7 +92,7 @@ def reinforce_plus_plus_baseline(*, scores: Tensor, group: Tensor, segment: Tens
     verl `compute_reinforce_plus_plus_baseline_outcome_advantage`.
     """
     stats = group_stats(scores, group)
-    centered, _, metrics = _outcome(stats.centered, stats, segment, mask)
+    centered, _, metrics = outcome(stats.centered, stats, segment, mask)
     advantages = whiten(values=centered, mask=mask)
     return Estimate(advantages, advantages, metrics)
 
@@ -105,14 +109,14 @@ def gae(
 ) -> Estimate:
     """A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t; returns = A + V before whitening.
 
-    Schulman et al., arXiv:1506.02438, eq. 16; V after the last token is 0; tokens under the mask are stepped over.
-    verl `compute_gae_advantage_return`.
+    Schulman et al., arXiv:1506.02438, eq. 16; V after the last token is 0; tokens under the mask are stepped over. In
+    float64, rounded once. verl `compute_gae_advantage_return`.
     """
-    sequences = _count(segment)
+    sequences = sequence_count(segment)
     clean_rewards = checked("rewards", rewards, segment, mask)
     clean_values = checked("values", values, segment, mask)
-    reward = to_padded(values=clean_rewards, segment=segment, num_sequences=sequences)
-    value = to_padded(values=clean_values, segment=segment, num_sequences=sequences)
+    reward = to_padded(values=clean_rewards.double(), segment=segment, num_sequences=sequences)
+    value = to_padded(values=clean_values.double(), segment=segment, num_sequences=sequences)
     trained = to_padded(values=mask, segment=segment, num_sequences=sequences) == 1
     advantages = torch.zeros_like(reward)
     next_value = reward.new_zeros(sequences)
@@ -122,8 +126,49 @@ def gae(
         running = torch.where(trained[:, t], delta + gamma * lam * running, running)
         next_value = torch.where(trained[:, t], value[:, t], next_value)
         advantages[:, t] = running
-    flat = to_flat(padded=advantages, segment=segment) * mask
+    flat = to_flat(padded=advantages, segment=segment).to(rewards.dtype) * mask
     return Estimate(whiten(values=flat, mask=mask) if whiten_advantages else flat, flat + clean_values, {})
+
+
+def gigpo(
+    *,
+    scores: Tensor,
+    turn_rewards: Tensor,
+    anchors: Tensor,
+    group: Tensor,
+    segment: Tensor,
+    mask: Tensor,
+    gamma: float = 0.95,
+    step_weight: float = 1.0,
+    divide: bool = True,
+    epsilon: float = 1e-6,
+) -> Estimate:
+    """A = A_episode + step_weight * A_turn on the tokens of a turn (GiGPO, arXiv:2505.10978, eq. 3 to 8).
+
+    A_episode   (s - mean) / (std + epsilon) over all turns of the prompt's group, each with its episode's score
+    A_turn      (R - mean) / (std + epsilon) over the turns of the group with the same anchor state;
+                R_t = r_t + gamma R_{t+1} over the turns of an episode
+    `turn_rewards` [N] are at each turn's last token, and what the score says beyond their sum is at the last turn's;
+    `anchors` [N] name the state that a turn begins in, at its first token. `divide` False leaves the deviations out
+    (verl-agent's mode mean_norm). verl-agent `gigpo/core_gigpo.py:compute_gigpo_outcome_advantage`, except that equal
+    values of a set are exactly 0 here, as is a score without peers.
+    """
+    turns = turns_of(segment, mask)
+    earned = turns.sums(checked("turn_rewards", turn_rewards, segment, mask))
+    returns = turns.returns(earned, gamma)
+    members = group[turns.sequence]
+    states = torch.stack((members, turns.firsts(anchors).to(members.dtype)), 1)
+    _, state = torch.unique(states, dim=0, return_inverse=True)
+    episode = group_stats(scores[turns.sequence], members)
+    step = group_stats(returns, state)
+
+    def normed(stats: GroupStats) -> Tensor:
+        return stats.centered / torch.where(stats.size > 1, stats.std + epsilon, 1.0) if divide else stats.centered
+
+    advantages = (normed(episode) + step_weight * normed(step)).to(torch.float32)
+    return Estimate(
+        turns.spread(advantages), turns.spread(returns.to(torch.float32)), group_stats(scores, group).metrics
+    )
 
 
 def distillation(*, old_logprobs: Tensor, reference_logprobs: Tensor, segment: Tensor, mask: Tensor) -> Estimate:
@@ -138,45 +183,7 @@ def distillation(*, old_logprobs: Tensor, reference_logprobs: Tensor, segment: T
     return Estimate(advantages, advantages, {})
 
 
-def whiten(*, values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
-    """(values - mean) / sqrt(var + 1e-8) over the trained tokens [N], 0 elsewhere; var with n - 1.
-
-    `shift_mean=False` adds the mean back. verl `verl/utils/torch_functional.py:masked_whiten`. ValueError for fewer
-    than two trained tokens, as there.
-    """
-    trained = mask == 1
-    count = int(trained.sum())
-    if count < 2:
-        raise ValueError(f"whitening: needs at least two trained tokens in the batch, got {count}")
-    kept = values[trained].double()
-    mean, variance = kept.mean(), kept.var()
-    whitened = (values.double() - mean) * torch.rsqrt(variance + 1e-8)
-    if not shift_mean:
-        whitened = whitened + mean
-    return torch.where(trained, whitened, torch.zeros_like(whitened)).to(values.dtype)
-
-
 Estimator = Callable[..., Estimate]
-ADVANTAGES: Mapping[str, Estimator] = {name: globals()[name] for name in names.ADVANTAGES}
-
-
-def _outcome(advantages: Tensor, stats: GroupStats, segment: Tensor, mask: Tensor) -> Estimate:
-    """One advantage per sequence ([S] float64) on each of its trained tokens."""
-    flat = per_token(values=advantages.to(torch.float32), segment=segment) * mask
-    return Estimate(flat, flat, stats.metrics)
-
-
-def _count(segment: Tensor) -> int:
-    return int(segment.max()) + 1 if segment.numel() else 0
-
-
-def _discounted(rewards: Tensor, segment: Tensor, mask: Tensor, gamma: float, sequences: int) -> Tensor:
-    """[N]: discounted return-to-go over trained tokens, 0 under the mask."""
-    reward = to_padded(values=rewards, segment=segment, num_sequences=sequences)
-    trained = to_padded(values=mask, segment=segment, num_sequences=sequences) == 1
-    returns = torch.zeros_like(reward)
-    running = reward.new_zeros(sequences)
-    for t in reversed(range(reward.shape[1])):
-        running = torch.where(trained[:, t], reward[:, t] + gamma * running, running)
-        returns[:, t] = running
-    return to_flat(padded=returns, segment=segment) * mask
+ADVANTAGES: Mapping[str, Estimator] = {
+    name: globals().get(name) or getattr(baselines, name) for name in names.ADVANTAGES
+}

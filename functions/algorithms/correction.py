@@ -4,6 +4,7 @@ With rho_t = pi_train(y_t) / pi_rollout(y_t), from two log-probabilities of the 
     weights, level token      min(rho_t, cap)                              TIS (Yao et al. 2025, off-policy-rl)
     weights, level sequence   min(prod_t rho_t, cap)
     with a floor              rho outside [floor, cap] gives weight 0      IcePop
+    normalised                divided by their mean over the batch
     rejection                 tokens or sequences whose divergence is out of bounds leave the mask
 Weights carry no gradient. Equal to verl `verl/trainer/ppo/rollout_corr_helper.py`
 (`compute_rollout_correction_weights`, `compute_rollout_rejection_mask`, `compute_offpolicy_metrics`).
@@ -48,6 +49,7 @@ def rollout_correction(
     cap: float = 2.0,
     floor: float | None = None,
     reject: Mapping[str, Bound] | None = None,
+    scale: float = 1.0,
 ) -> Correction:
     """Weights, mask and metrics for any part of a batch; all per-token arguments [N], `mask` before rejection.
 
@@ -56,6 +58,7 @@ def rollout_correction(
              is about the ratio to the distribution that was sampled from, as in verl.
     reject   statistic of STATISTICS -> bound. For k1 a pair (low, high) of ratios pi_rollout / pi_train, or one number
              high, which stands for (1/high, high); for k2 and k3 the largest divergence allowed. All must hold.
+    scale    multiplies the weights, after their metrics: 1 / `mean_weight` of the whole batch normalises them
     Metrics (rollout_corr/..., shares of the batch's means unless they end in max or min, `totals` of `mask`):
       kl, k3_kl, abs_diff_mean, abs_diff_max, training_ppl, rollout_ppl, training_log_ppl, rollout_log_ppl,
       log_ppl_diff, log_ppl_abs_diff, log_ppl_diff_max, log_ppl_diff_min, ppl_ratio, chi2_token, chi2_seq,
@@ -89,7 +92,37 @@ def rollout_correction(
         lost = run_sums(mask - kept, found) > 0
         metrics["rollout_corr/rollout_rs_masked_fraction"] = token_mean(mask - kept, mask, totals)
         metrics["rollout_corr/rollout_rs_seq_masked_fraction"] = lost.sum() / totals.sequences
-    return Correction(weights, kept, metrics)
+    return Correction(weights * scale, kept, metrics)
+
+
+def mean_weight(*, weights: Tensor, segment: Tensor, mask: Tensor, level: Literal["token", "sequence"]) -> float:
+    """Of a whole batch: over its trained tokens, or over its sequences; 1 where it is 0.
+
+    verl `compute_rollout_correction_weights`, rollout_is_batch_normalize.
+    """
+    found = runs(segment)
+    lengths = trained_lengths(mask, found)
+    sums, there = run_sums(weights * mask, found).double(), lengths > 0
+    if level == "token":
+        mean = float(sums.sum() / lengths.double().sum().clamp(min=1.0))
+    else:
+        mean = float((sums[there] / lengths[there]).sum() / there.sum().clamp(min=1))
+    return mean if mean > 1e-8 else 1.0
+
+
+def on_policy(
+    *, logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, segment: Tensor, mask: Tensor, threshold: float
+) -> Tensor:
+    """float32 [N]: 0 at tokens with A < 0 of a sequence whose mean log(pi_rollout / pi) is above `threshold`, else 1.
+
+    DeepSeek-V3.2 (arXiv:2512.02556, section 3.1: off-policy sequence masking); `logprobs` are those of the weights that
+    are trained now. TRL `trl/trainer/grpo_trainer.py:get_off_policy_mask`.
+    """
+    apart = checked("rollout_logprobs", rollout_logprobs.detach(), segment, mask)
+    apart = apart - checked("logprobs", logprobs.detach(), segment, mask)
+    found = runs(segment)
+    mean = (run_sums(apart, found) / trained_lengths(mask, found).clamp(min=1.0))[found.position]
+    return ((advantages >= 0) | (mean <= threshold)).to(mask.dtype)
 
 
 def effective_sample_size(metrics: Mapping[str, float]) -> float:

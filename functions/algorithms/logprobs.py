@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
+from functions.algorithms.penalties import NO_PENALTIES, History, Penalties, penalized
 from functions.algorithms.truncation import WHOLE, Truncation, truncated
 
 
@@ -70,21 +72,94 @@ def kept_mass(
     temperature: float = 1.0,
     softcap: float | None = None,
     chunk_tokens: int = 256,
+    targets: Tensor | None = None,
+    penalties: Penalties = NO_PENALTIES,
+    history: History | None = None,
 ) -> Tensor:
-    """ln of the probability that top-k and top-p leave, [N] float32: 0 where they leave all. As `token_logprobs`.
+    """ln of the probability that min-p, top-k and top-p leave, [N] float32: 0 where they leave all. As
+    `token_logprobs`. With `penalties` (of `history`, [N] rows) the `targets`' change of logit is in it.
 
     A token's log-probability minus this is the one under the distribution that was sampled from. It is finite also
     where rounding puts the sampled token just outside of what is kept.
     """
     mass = hidden.new_zeros(hidden.shape[0], dtype=torch.float32)
-    if truncation == WHOLE:
+    if truncation == WHOLE and penalties == NO_PENALTIES:
         return mass
     weight = weight.to(hidden.dtype)
     for start in range(0, hidden.shape[0], chunk_tokens):
         part = slice(start, start + chunk_tokens)
         logits = _logits(hidden[part], weight, bias, softcap).div_(temperature)
-        mass[part] = truncated(logits, truncation).logsumexp(-1) - logits.logsumexp(-1)
+        changed = logits
+        if penalties != NO_PENALTIES and history is not None and targets is not None:
+            changed = penalized(logits, penalties, lambda row, start=start: history(start + row))  # type: ignore[misc]
+            own = targets[part, None]
+            mass[part] = (logits.gather(1, own) - changed.gather(1, own).clamp(min=-1e4))[:, 0]
+        mass[part] += truncated(changed, truncation).logsumexp(-1) - logits.logsumexp(-1)
     return mass
+
+
+@torch.no_grad()
+def squared_mass(
+    *,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    chunk_tokens: int = 256,
+) -> Tensor:
+    """sum_v p(v)^2 of each token's distribution, [N] float32 (optimal_token_baseline). As `token_logprobs`."""
+    mass = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
+    weight = weight.to(hidden.dtype)
+    for start in range(0, hidden.shape[0], chunk_tokens):
+        part = slice(start, start + chunk_tokens)
+        logits = _logits(hidden[part], weight, bias, softcap).div_(temperature)
+        mass[part] = torch.exp((2.0 * logits).logsumexp(-1) - 2.0 * logits.logsumexp(-1))
+    return mass
+
+
+def topk_logprobs(
+    *,
+    hidden: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    chunk_tokens: int = 256,
+) -> Tensor:
+    """ln p of the tokens `ids` int64 [N, K], [N, K] float32, differentiable. As `token_logprobs`: a chunk's logits are
+    computed again in backward."""
+    weight = weight.to(hidden.dtype)
+
+    def of_chunk(states: Tensor, tokens: Tensor) -> Tensor:
+        logits = (states @ weight.T).float() + (0.0 if bias is None else bias.float())
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        return torch.log_softmax(logits / temperature, -1).gather(-1, tokens)
+
+    chunks = [slice(start, start + chunk_tokens) for start in range(0, hidden.shape[0], chunk_tokens)]
+    return torch.cat([checkpoint(of_chunk, hidden[rows], ids[rows], use_reentrant=False) for rows in chunks])
+
+
+@torch.no_grad()
+def topk_of(
+    *,
+    hidden: Tensor,
+    weight: Tensor,
+    count: int,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    chunk_tokens: int = 256,
+) -> tuple[Tensor, Tensor]:
+    """(ln p [N, K] float32, ids int64 [N, K]) of the `count` most probable tokens: a teacher's side of distillation."""
+    weight, found = weight.to(hidden.dtype), list[tuple[Tensor, Tensor]]()
+    for start in range(0, hidden.shape[0], chunk_tokens):
+        logits = _logits(hidden[start : start + chunk_tokens], weight, bias, softcap).div_(temperature)
+        top = logits.topk(min(count, logits.shape[-1]), -1)
+        found.append((top.values - logits.logsumexp(-1, keepdim=True), top.indices))
+    return torch.cat([values for values, _ in found]), torch.cat([ids for _, ids in found])
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> Tensor:

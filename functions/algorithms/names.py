@@ -9,9 +9,33 @@ ADVANTAGES = (
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "gae",
+    "gigpo",
     "distillation",
+    "opo",
+    "gpg",
+    "grpo_passk",
+    "gdpo",
+    "optimal_token_baseline",
+    "tir_optimal_token_baseline",
 )
-POLICY_LOSSES = ("vanilla", "gspo", "cispo", "importance_sampling")
+POLICY_LOSSES = (
+    "vanilla",
+    "gspo",
+    "cispo",
+    "importance_sampling",
+    "gpg",
+    "dppo_tv",
+    "dppo_kl",
+    "sapo",
+    "vespo",
+    "clip_cov",
+    "kl_cov",
+    "geo_mean",
+    "dro",
+    "forward_kl_topk",
+)
+FIXED_AGGREGATION = dict.fromkeys(("gspo", "sapo", "geo_mean"), "seq-mean-token-mean")
+"""Of losses that know one alone."""
 AGGREGATIONS = (
     "token-mean",
     "token-sum",

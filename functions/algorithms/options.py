@@ -7,20 +7,43 @@ from collections.abc import Mapping
 from typing import Any
 
 ADVANTAGE_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "grpo": ("epsilon",),
+    "grpo": ("epsilon", "scale"),
+    "grpo_passk": ("epsilon",),
+    "gdpo": ("epsilon",),
     "reinforce_plus_plus": ("gamma",),
     "gae": ("gamma", "lam", "whiten_advantages"),
+    "gigpo": ("gamma", "step_weight", "divide", "epsilon"),
+    "optimal_token_baseline": ("zero_tail",),
+    "tir_optimal_token_baseline": ("zero_tail",),
 }
 """Of those that have any."""
 LOSS_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "vanilla": ("clip_low", "clip_high", "dual_clip"),
     "gspo": ("clip_low", "clip_high"),
     "cispo": ("clip_low", "clip_high"),
+    "dppo_tv": ("clip_low", "clip_high", "ratio_cap"),
+    "dppo_kl": ("clip_low", "clip_high", "ratio_cap"),
+    "sapo": ("tau_pos", "tau_neg"),
+    "vespo": ("k_pos", "lambda_pos", "k_neg", "lambda_neg"),
+    "clip_cov": ("clip_low", "clip_high", "cov_ratio", "cov_low", "cov_high"),
+    "kl_cov": ("kl_coef", "cov_ratio"),
+    "geo_mean": ("clip_low", "clip_high"),
+    "dro": ("beta",),
+    "forward_kl_topk": ("least_logprob", "most_loss"),
 }
+COVARIANCE = {"clip_cov": {"cov_ratio": 2e-4, "cov_low": 1.0, "cov_high": 5.0}, "kl_cov": {"cov_ratio": 2e-4}}
+"""Options of losses that say which tokens are `chosen` (covariance.py), and what they are where a job says nothing."""
+NON_NEGATIVE, POSITIVE = (0.0, math.inf), (1e-9, math.inf)
 RANGES = {
-    "epsilon": (0.0, math.inf), "gamma": (0.0, 1.0), "lam": (0.0, 1.0), "clip_low": (0.0, math.inf),
-    "clip_high": (0.0, math.inf),
+    "epsilon": NON_NEGATIVE, "gamma": (0.0, 1.0), "lam": (0.0, 1.0), "clip_low": NON_NEGATIVE,
+    "clip_high": NON_NEGATIVE, "ratio_cap": (1.0, math.inf), "tau_pos": POSITIVE, "tau_neg": POSITIVE,
+    "k_pos": NON_NEGATIVE, "k_neg": NON_NEGATIVE, "lambda_pos": NON_NEGATIVE,
+    "lambda_neg": NON_NEGATIVE, "kl_coef": NON_NEGATIVE, "cov_ratio": (1e-9, 1.0),
+    "cov_low": (-math.inf, math.inf), "cov_high": (-math.inf, math.inf), "beta": POSITIVE, "most_loss": POSITIVE,
+    "least_logprob": (-math.inf, 0.0), "step_weight": NON_NEGATIVE,
 }  # fmt: skip
+SWITCHES = ("whiten_advantages", "zero_tail", "divide")
+WORDS = {"scale": ("group", "batch")}
 STATISTICS = (
     *("token_k1", "token_k2", "token_k3"),
     *("seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
@@ -37,16 +60,19 @@ def check_options(key: str, name: str, options: Mapping[str, Any], known: Mappin
     for option, value in options.items():
         if option not in taken:
             raise ValueError(f"{key}: {name!r} has no option {option}; it takes {', '.join(taken) or 'none'}")
-        if option == "whiten_advantages":
+        if option in SWITCHES:
             if not isinstance(value, bool):
                 raise ValueError(f"{key}.{option}: got {value!r}, wants true or false")
+        elif option in WORDS:
+            if value not in WORDS[option]:
+                raise ValueError(f"{key}.{option}: got {value!r}, wants one of {', '.join(WORDS[option])}")
         elif option == "dual_clip":
             if value is not None and not (_number(value) and value > 1):
                 raise ValueError(f"{key}.{option}: got {value!r}, wants a number above 1")
         else:
             low, high = RANGES[option]
             if not (_number(value) and low <= value <= high):
-                upto = "of at least 0" if high == math.inf else f"in [{low:g}, {high:g}]"
+                upto = {NON_NEGATIVE: "of at least 0", POSITIVE: "above 0"}.get((low, high), f"in [{low:g}, {high:g}]")
                 raise ValueError(f"{key}.{option}: got {value!r}, wants a number {upto}")
 
 

@@ -4,9 +4,11 @@
     gspo                 the same clip on s_t = sg[(prod_t r_t)^(1/|y|)] * pi(y_t) / sg[pi(y_t)]   no dual clip
     cispo                -sg[clip(r, 1 - low, 1 + high)] * A * log pi(y_t)
     importance_sampling  -A r
-then aggregated (aggregation.py). All per-token arguments are [N]; `old_logprobs` and `advantages` carry no gradient.
-`weights` (Correction.weights) multiply the loss per token. Log-ratios are clamped to +-20 before exp (GSPO: s to at
-most exp(10)), as verl does; a clamped token has no gradient and is counted in actor/ratio_overflow.
+and in token_losses.py gpg, dppo_tv, dppo_kl, sapo, clip_cov, kl_cov and dro, in sequence_losses.py vespo and geo_mean,
+in distillation.py forward_kl_topk; then aggregated (aggregation.py). All per-token arguments are [N]; `old_logprobs`
+and `advantages` carry no gradient. `weights` (Correction.weights) multiply the loss per token. Log-ratios are clamped
+to +-20 before exp (GSPO: s to at most exp(10)), as verl does; a clamped token has no gradient and is counted in
+actor/ratio_overflow.
 
 Metrics, each a share of the whole batch's token mean (they add over parts):
     actor/pg_loss, actor/pg_clipfrac, actor/pg_clipfrac_lower, actor/ppo_kl = mean(log pi_old - log pi),
@@ -21,12 +23,12 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from functions.algorithms import names
-from functions.algorithms.aggregation import Totals, aggregate, token_mean, trained_lengths
+from functions.algorithms import distillation, names, sequence_losses, token_losses
+from functions.algorithms.aggregation import Totals, trained_lengths
+from functions.algorithms.loss_inputs import LOG_RATIO_BOUND, Inputs
 from functions.algorithms.metrics import Metrics
-from functions.algorithms.ragged import checked, run_sums, runs
+from functions.algorithms.ragged import run_sums, runs
 
-LOG_RATIO_BOUND = 20.0
 GSPO_LOG_RATIO_BOUND = 10.0
 
 
@@ -51,7 +53,7 @@ def vanilla(
     """
     if dual_clip is not None and dual_clip <= 1.0:
         raise ValueError(f"dual_clip: must be above 1 (or None to turn it off), got {dual_clip}")
-    inputs = _Inputs(logprobs, old_logprobs, advantages, segment, mask)
+    inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask)
     ratio = torch.exp(inputs.log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
     unclipped = -inputs.advantages * ratio
     clipped = -inputs.advantages * torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
@@ -79,10 +81,10 @@ def gspo(
 ) -> tuple[Tensor, Metrics]:
     """Group sequence policy optimisation, the token form (arXiv:2507.18071, section 4.3; clip range: section 5.1).
 
-    The sequence ratio is the geometric mean over the trained tokens. Meant for seq-mean-token-mean.
-    verl `core_algos.py:compute_policy_loss_gspo`.
+    The sequence ratio is the geometric mean over the trained tokens. Always aggregated as seq-mean-token-mean, whatever
+    `aggregation` says. verl `core_algos.py:compute_policy_loss_gspo`.
     """
-    inputs = _Inputs(logprobs, old_logprobs, advantages, segment, mask)
+    inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask)
     found = runs(segment)
     sequence_log_ratio = run_sums(inputs.log_ratio, found) / trained_lengths(mask, found).clamp(min=1.0)
     log_ratio = inputs.logprobs - inputs.logprobs.detach() + sequence_log_ratio[found.position]
@@ -92,8 +94,9 @@ def gspo(
     losses = torch.maximum(unclipped, clipped)
     overflow = log_ratio > GSPO_LOG_RATIO_BOUND
     return inputs.finish(
-        losses, weights, totals, aggregation, clipped=clipped > unclipped, overflow=overflow, bound=math.inf
-    )
+        losses, weights, totals, names.FIXED_AGGREGATION["gspo"], clipped=clipped > unclipped, overflow=overflow,
+        bound=math.inf,
+    )  # fmt: skip
 
 
 def cispo(
@@ -114,7 +117,7 @@ def cispo(
     The defaults have no lower bound and cap the ratio at 5 (ScaleRL, arXiv:2510.13786; TRL's epsilon_high counts from
     0: its 5.0 is clip_high 4.0). verl `core_algos.py:compute_policy_loss_cispo`.
     """
-    inputs = _Inputs(logprobs, old_logprobs, advantages, segment, mask)
+    inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask)
     ratio = torch.exp(inputs.log_ratio.detach().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
     capped = torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
     losses = -capped * inputs.advantages * inputs.logprobs
@@ -137,52 +140,11 @@ def importance_sampling(
     With `advantages.distillation` its gradient is that of the reverse KL to the teacher, per token
     (Thinking Machines, On-Policy Distillation, 2025; GKD, arXiv:2306.13649).
     """
-    inputs = _Inputs(logprobs, old_logprobs, advantages, segment, mask)
+    inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask)
     ratio = torch.exp(inputs.log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
     return inputs.finish(-inputs.advantages * ratio, weights, totals, aggregation)
 
 
 PolicyLoss = Callable[..., tuple[Tensor, Metrics]]
-POLICY_LOSSES: Mapping[str, PolicyLoss] = {name: globals()[name] for name in names.POLICY_LOSSES}
-
-
-class _Inputs:
-    """The checked inputs that all losses share (zeros under the mask), and the end that all share."""
-
-    def __init__(
-        self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, segment: Tensor, mask: Tensor
-    ) -> None:
-        self.segment, self.mask = segment, mask
-        self.logprobs = checked("logprobs", logprobs, segment, mask)
-        self.advantages = checked("advantages", advantages.detach(), segment, mask)
-        self.log_ratio = self.logprobs - checked("old_logprobs", old_logprobs.detach(), segment, mask)
-
-    def finish(
-        self,
-        losses: Tensor,
-        weights: Tensor | None,
-        totals: Totals,
-        aggregation: str,
-        clipped: Tensor | None = None,
-        lower: Tensor | None = None,
-        overflow: Tensor | None = None,
-        bound: float = LOG_RATIO_BOUND,
-    ) -> tuple[Tensor, Metrics]:
-        """Weigh, aggregate and count; `bound` is that of the log-ratios in actor/ppo_kl."""
-        none = torch.zeros_like(losses, dtype=torch.bool)
-        if weights is not None:
-            losses = losses * checked("weights", weights.detach(), self.segment, self.mask)
-        if overflow is None:
-            overflow = self.log_ratio.abs() > LOG_RATIO_BOUND
-        loss = aggregate(losses=losses, mask=self.mask, segment=self.segment, totals=totals, aggregation=aggregation)
-
-        def fraction(flag: Tensor | None) -> Tensor:
-            return token_mean((none if flag is None else flag).to(torch.float32), self.mask, totals)
-
-        return loss, {
-            "actor/pg_loss": loss.detach(),
-            "actor/pg_clipfrac": fraction(clipped),
-            "actor/pg_clipfrac_lower": fraction(lower),
-            "actor/ppo_kl": token_mean(-self.log_ratio.clamp(-bound, bound), self.mask, totals),
-            "actor/ratio_overflow": fraction(overflow),
-        }
+_ALL = vars(token_losses) | vars(sequence_losses) | vars(distillation) | globals()
+POLICY_LOSSES: Mapping[str, PolicyLoss] = {name: _ALL[name] for name in names.POLICY_LOSSES}

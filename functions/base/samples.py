@@ -39,6 +39,10 @@ class Finish(enum.IntEnum):
     UNFINISHED = 0
     STOP = 1
     LENGTH = 2
+    TURNS = 3
+    """Its environment would have answered once more: no turn was left."""
+    ENVIRONMENT = 4
+    """Its environment said that the episode is over, or failed."""
 
 
 def _offsets(lengths: Int) -> npt.NDArray[np.int64]:
@@ -88,7 +92,9 @@ class Ragged:
 class SampleBatch:
     """S samples of P unique prompts, columnar and ragged. See the example at the head of this module.
 
-    `mask` [response tokens] is 1 where a token was chosen by the policy and trains it, 0 where it was given.
+    `mask` [response tokens] is 1 where a token was chosen by the policy and trains it, 0 where it was given: what an
+    environment answered, between two turns (`turns`). All turns of a sample are of one version: generate refuses
+    others.
     """
 
     prompts: Ragged  # int32, P rows
@@ -193,6 +199,19 @@ class SampleBatch:
             version=join("version"),
         )
 
+    @property
+    def turns(self) -> Ragged:
+        """Of each response token, the turn that it belongs to (int32, from 0); -1 where it was given. A turn is a run
+        of tokens that the policy chose: an environment's answer is never empty."""
+        chosen = self.mask == 1
+        begins = chosen & ~np.concatenate(([False], chosen[:-1]))
+        first = self.responses.offsets[:-1][self.responses.lengths > 0]
+        begins[first] = chosen[first]
+        number = np.cumsum(begins)
+        offsets = np.concatenate(([0], number))[self.responses.offsets[:-1]]
+        within = number - 1 - np.repeat(offsets, self.responses.lengths)
+        return Ragged(np.where(chosen, within, -1).astype(np.int32), self.responses.lengths)
+
     def in_order(self) -> SampleBatch:
         """Sorted by (group, index): the order in which samples are trained, whatever order they arrived in."""
         return self.select(np.lexsort((self.index, self.group)))
@@ -239,7 +258,7 @@ class Columns:
     """What a stage says about samples, to be joined to them by (group, index).
 
     `sample` columns hold one float32 per sample ([S], e.g. "score"), `token` columns one per response token, in the
-    order of the samples (flat, lengths in `lengths` [S], e.g. "ref_logprobs", "values").
+    order of the samples (flat, lengths in `lengths` [S], e.g. "ref_logprobs", "values"), or K of them ([tokens, K]).
     """
 
     group: Int
@@ -287,7 +306,7 @@ class Columns:
                 values = part.token[name] if is_token else part.sample[name]
                 target = token if is_token else sample
                 size = int(lengths.sum()) if is_token else len(batch)
-                column = target.setdefault(name, np.zeros(size, np.float32))
+                column = target.setdefault(name, np.zeros((size, *values.shape[1:]), np.float32))
                 done = filled.setdefault(name, np.zeros(len(batch), np.bool_))
                 source = Ragged(values, part.lengths).rows() if is_token else list(values)
                 for row, value in zip(rows, source, strict=True):

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from functions.algorithms.names import ADVANTAGES, AGGREGATIONS, KL_KINDS, POLICY_LOSSES
-from functions.algorithms.options import ADVANTAGE_OPTIONS, LOSS_OPTIONS, check_options, reject_bounds
+from functions.algorithms.names import ADVANTAGES, AGGREGATIONS, FIXED_AGGREGATION, KL_KINDS, POLICY_LOSSES
+from functions.algorithms.options import ADVANTAGE_OPTIONS, COVARIANCE, LOSS_OPTIONS, check_options, reject_bounds
 from functions.base.wire import Json
 from functions.call.params import parse
 
@@ -71,6 +71,8 @@ class ScoreParams:
     """Scores before the advantages: clip(scale * (score - shift), low, high), then the overlong penalty (DAPO)."""
 
     column: str = "score"
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """The rewards that the score is made of, and their weights: what "gdpo" normalises one by one ([reward] says)."""
     shift: float = 0.0
     scale: float = 1.0
     low: float | None = None
@@ -116,6 +118,8 @@ class CorrectionParams:
     cap: float = 2.0
     floor: float | None = None
     reject: Mapping[str, Any] = field(default_factory=dict)
+    normalize: bool = False
+    """Weights are divided by their mean over the batch."""
 
     def __post_init__(self) -> None:
         _above_zero(cap=self.cap)
@@ -140,6 +144,38 @@ class CostParams:
     def __post_init__(self) -> None:
         if not 0 < self.multiplier <= self.maximum:
             raise ValueError(f"multiplier: got {self.multiplier}, wants a number above 0 and at most {self.maximum}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveEntropyParams:
+    """The entropy bonus steered to `target` nats (algorithms/entropy.py); entropy_coef is its first coefficient."""
+
+    target: float
+    """Entropy per token, in nats."""
+    delta: float = 0.005
+    """Of the coefficient, per step."""
+    least: float = 0.0
+    """Of the coefficient."""
+    most: float = 1.0
+    """Of the coefficient."""
+
+    def __post_init__(self) -> None:
+        _above_zero(delta=self.delta)
+        if not 0 <= self.least <= self.most:
+            raise ValueError(f"least and most: got {self.least} and {self.most}, want 0 <= least <= most")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResampleParams:
+    """PF-PPO: the step's samples are drawn anew by their scores (algorithms/resample.py)."""
+
+    method: Literal["pow", "max_min", "max_random"] = "pow"
+    """By |score|^power, of the best and the worst alone, or mostly of the best."""
+    power: float = 2.0
+    """Of method pow."""
+
+    def __post_init__(self) -> None:
+        _above_zero(power=self.power)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +211,14 @@ class TrainParams:
     score: ScoreParams = ScoreParams()
     kl: KlParams | None = None
     entropy_coef: float = 0.0
+    adaptive_entropy: AdaptiveEntropyParams | None = None
+    """A bonus that is there only while the entropy is low, and grows until it is not (algorithms/entropy.py)."""
+    top_entropy_quantile: float = 1.0
+    """Share of the tokens, those of highest entropy before the step, that have a policy gradient."""
+    off_policy_mask_threshold: float | None = None
+    """Samples with a negative advantage whose mean log(pi_rollout / pi) is above it have no policy gradient."""
+    resample: ResampleParams | None = None
+    """PF-PPO: a step's samples are drawn anew by their scores."""
     correction: CorrectionParams | None = None
     cost: CostParams | None = None
     filter_groups: bool = False
@@ -185,6 +229,9 @@ class TrainParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    banned: tuple[tuple[int, ...], ...] = ()
     """Those of sampling, as `temperature`: what the rollout's log-probabilities are compared with."""
     max_response_length: int | None = None
     dropped: tuple[tuple[int, int], ...] = ()
@@ -212,6 +259,13 @@ class TrainParams:
             _one_of("loss", self.loss, POLICY_LOSSES)
             check_options("loss_options", self.loss, self.loss_options, LOSS_OPTIONS)
         _one_of("aggregation", self.aggregation, AGGREGATIONS)
+        fixed = FIXED_AGGREGATION.get(self.loss, self.aggregation)
+        if self.objective == "policy" and fixed != self.aggregation:
+            raise ValueError(f"aggregation: got {self.aggregation!r}, loss {self.loss!r} is always {fixed}")
+        if not 0 < self.top_entropy_quantile <= 1:
+            raise ValueError(f"top_entropy_quantile: got {self.top_entropy_quantile}, wants a share in (0, 1]")
+        if self.top_entropy_quantile < 1 and (self.entropy_coef or self.adaptive_entropy or self.loss == "geo_mean"):
+            raise ValueError("top_entropy_quantile: wants no entropy bonus and a loss of tokens (not 'geo_mean')")
         if not 0 < self.top_p <= 1 or self.top_k < 0:
             raise ValueError(f"top_p and top_k: got {self.top_p} and {self.top_k}, want one in (0, 1] and at least 0")
         if self.max_rollout_logprob_diff not in (None, "off"):
@@ -262,20 +316,38 @@ class TrainParams:
         """Whether the log-probabilities of the weights before the step are computed before its first gradient: they
         change within it, or are part of what is trained on."""
         in_reward = self.kl is not None and self.kl.where == "reward"
-        return not self.single_step or in_reward or self.rejects or self.advantage == "distillation"
+        mean = self.correction is not None and self.correction.normalize
+        needed = in_reward or self.rejects or mean or self.advantage == "distillation"
+        return not self.single_step or needed or self.wants_more_of_old
+
+    @property
+    def wants_more_of_old(self) -> bool:
+        """Whether more is wanted of the weights before the step than log-probabilities, which others may have said."""
+        return self.top_entropy_quantile < 1 or self.loss in COVARIANCE or self.token_baseline
+
+    @property
+    def penalized(self) -> bool:
+        """Whether sampling looked at the tokens before."""
+        return self.repetition_penalty != 1 or bool(self.banned)
+
+    @property
+    def token_baseline(self) -> bool:
+        return self.advantage.endswith("optimal_token_baseline")
 
     @property
     def streams(self) -> bool:
         """Whether a sample's gradient needs no more than its own prompt group, up to the batch's denominator: then the
         step can begin while other groups are still generated (functions/train/streamed.py)."""
-        if not self.single_step or self.cost is not None or ":" in self.advantage + self.loss:
+        if not self.single_step or self.cost or self.resample or ":" in self.advantage + self.loss:
             return False
         if self.objective == "value":  # returns are not whitened; a fixed KL in the reward is the sample's own
             return self.kl is None or self.kl.target is None
         if self.wants_old:
             return False
-        whole = self.advantage == "gae" and self.advantage_options.get("whiten_advantages", True)
-        return self.advantage in ("grpo", "dr_grpo", "rloo", "remax", "gae") and not whole
+        options = self.advantage_options
+        if (self.advantage == "gae" and options.get("whiten_advantages", True)) or options.get("scale") == "batch":
+            return False
+        return self.advantage in ("grpo", "dr_grpo", "rloo", "remax", "gae", "opo", "grpo_passk")
 
     def to_json(self) -> Json:
         return asdict(self)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from functions.algorithms.logprobs import kept_mass, token_logprobs
+from functions.algorithms.logprobs import kept_mass, squared_mass, token_logprobs, topk_logprobs, topk_of
+from functions.algorithms.penalties import NO_PENALTIES, History, Penalties
 from functions.algorithms.truncation import WHOLE, Truncation
 from functions.models.packing import Pack
 from functions.models.prefix_attention import NAME as PREFIX_SHARED
@@ -84,21 +85,47 @@ def states(model: PreTrainedModel, pack: Pack) -> Tensor:
 
 
 def pack_logprobs(
-    model: PreTrainedModel, head: Head, pack: Pack, temperature: float, truncation: Truncation = WHOLE
-) -> tuple[Tensor, Tensor, Tensor]:
+    model: PreTrainedModel,
+    head: Head,
+    pack: Pack,
+    temperature: float,
+    truncation: Truncation = WHOLE,
+    *,
+    penalties: Penalties = NO_PENALTIES,
+    history: History | None = None,
+    squares: bool = False,
+    topk_ids: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     """(log-probability, entropy, ln of the mass that `truncation` keeps) of the pack's response tokens: float32 [N],
-    at `temperature`, the first two differentiable."""
+    at `temperature`, the first two differentiable; in the mass is what `penalties` change (kept_mass). Then, where
+    `squares`, sum_v p(v)^2 [N]; where `topk_ids` int64 [N, K], the log-probabilities of these [N, K], differentiable.
+    """
     if head.softcap is not None and head.scale != 1.0:
         raise ValueError("a head with both a soft cap and a scale of its logits is not known here")
-    hidden, scale = states(model, pack), temperature * head.scale
-    logprobs, entropy = token_logprobs(
-        hidden=hidden, weight=head.weight, bias=head.bias, targets=pack.targets, temperature=scale, softcap=head.softcap
-    )
-    kept = kept_mass(
-        hidden=hidden.detach(), weight=head.weight, bias=head.bias, truncation=truncation, temperature=scale,
-        softcap=head.softcap,
-    )  # fmt: skip
-    return logprobs, entropy, kept
+    hidden, layer = states(model, pack), _layer(head, temperature)
+    found: list[Tensor] = [*token_logprobs(hidden=hidden, targets=pack.targets, **layer)]
+    sampled = {"truncation": truncation, "targets": pack.targets, "penalties": penalties, "history": history}
+    found.append(kept_mass(hidden=hidden.detach(), **sampled, **layer))
+    if squares:
+        found.append(squared_mass(hidden=hidden.detach(), **layer))
+    if topk_ids is not None:
+        found.append(topk_logprobs(hidden=hidden, ids=topk_ids, **layer))
+    return tuple(found)
+
+
+def pack_topk(
+    model: PreTrainedModel, head: Head, pack: Pack, temperature: float, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-probability of each response token [N], those of its `count` most probable tokens [N, K], their ids)."""
+    hidden, layer = states(model, pack), _layer(head, temperature)
+    logprobs, _ = token_logprobs(hidden=hidden, targets=pack.targets, **layer)
+    return logprobs, *topk_of(hidden=hidden, count=count, **layer)
+
+
+def _layer(head: Head, temperature: float) -> dict[str, Any]:
+    return {
+        "weight": head.weight, "bias": head.bias, "softcap": head.softcap, "temperature": temperature * head.scale,
+    }  # fmt: skip
 
 
 def pack_values(model: PreTrainedModel, pack: Pack) -> Tensor:

@@ -13,29 +13,37 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from functions.base.samples import Columns, SampleBatch
+from functions.base.samples import Columns, Float, SampleBatch
 from functions.base.wire import Call, Event, Load, Version
 from functions.call.function import Context, FatalError
 from functions.call.inputs import read_samples, sample_name
 from functions.call.params import parse
-from functions.models.forward import Head, output_head, pack_logprobs, pack_values, shares_prefix
+from functions.models.forward import Head, output_head, pack_logprobs, pack_topk, pack_values, shares_prefix
 from functions.models.packing import make_packs
+from functions.models.parked import HostMemory, tensors_in
 from functions.models.pretrained import load_causal_lm, load_critic, micro_batch_default, pick_device, pick_dtype
 from functions.weights.local_copy import LocalCopy
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogprobParams:
-    """Params of `logprobs`: ln p of each response token at `temperature`, as token column `column`."""
+    """Params of `logprobs`: ln p of each response token at `temperature`, as token column `column`.
+
+    top_k   above 0: also those of its most probable tokens, as "teacher_logprobs" [tokens, K], and their numbers, as
+            "teacher_ids" (float32, exact below 2^24)
+    """
 
     temperature: float = 1.0
     column: str = "ref_logprobs"
+    top_k: int = 0
     micro_batch_tokens: int | None = None
     """Computed tokens per forward pass; None: 1024 on a CPU, 16384 on a GPU."""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise ValueError(f"temperature: got {self.temperature}, wants a number above 0")
+        if self.top_k < 0:
+            raise ValueError(f"top_k: got {self.top_k}, wants 0 (none) or a number of tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +76,7 @@ class ReferenceFunction:
             torch.set_num_threads(threads)
         self._capacity = models
         self._held: dict[tuple[str, Version], _Held] = {}
+        self._host = HostMemory()
         self._critics: dict[str, LocalCopy] = {}
         """By model: critics are trained beside the policy, and their next versions may come as deltas."""
 
@@ -76,15 +85,23 @@ class ReferenceFunction:
             raise FatalError("the reference function loads for operations logprobs and values, with weights.model")
         self._model(load.operation, load.weights["model"], context)
 
+    def park(self) -> int | None:
+        self._host.park(tensors_in(list(self._held.values())))
+        return max((version.number for _, version in self._held), default=None)
+
+    def unpark(self) -> None:
+        self._host.unpark()
+
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation == "logprobs":
             logprob_params = parse(LogprobParams, call.params, "params")
-            column, budget, temperature = (
+            column, budget, temperature, top_k = (
                 logprob_params.column, logprob_params.micro_batch_tokens, logprob_params.temperature,
+                logprob_params.top_k,
             )  # fmt: skip
         elif call.operation == "values":
             value_params = parse(ValueParams, call.params, "params")
-            column, budget, temperature = value_params.column, value_params.micro_batch_tokens, 1.0
+            column, budget, temperature, top_k = value_params.column, value_params.micro_batch_tokens, 1.0, 0
         else:
             raise FatalError(f"operation {call.operation!r}: the reference function knows logprobs and values")
         if "model" not in call.weights:
@@ -94,15 +111,15 @@ class ReferenceFunction:
         with context.loading.timed():
             held = self._model(call.operation, call.weights["model"], context)
         with context.phase("forward"):
-            values, stats = self._compute(held, batch, budget, temperature, context)
-        columns = Columns.of(batch, token={column: values.numpy()})
+            values, stats, top = self._compute(held, batch, budget, temperature, context, top_k)
+        columns = Columns.of(batch, token={column: values.numpy(), **top})
         with context.phase("publish"):
             ref = context.exchange.put(f"{call.prefix}{column}", columns.encode())
         yield Event("done", ref, {**stats, **context.loading.stats()})
 
     def _compute(
-        self, held: _Held, batch: SampleBatch, budget: int | None, temperature: float, context: Context
-    ) -> tuple[Tensor, dict[str, int]]:
+        self, held: _Held, batch: SampleBatch, budget: int | None, temperature: float, context: Context, top_k: int
+    ) -> tuple[Tensor, dict[str, int], dict[str, Float]]:
         lengths = batch.prompts.lengths[batch.prompt] + batch.responses.lengths
         shared = shares_prefix(held.model.config, int(lengths.max()))
         try:
@@ -112,6 +129,8 @@ class ReferenceFunction:
         except ValueError as error:
             raise FatalError(str(error)) from error
         result = torch.zeros(int(batch.responses.lengths.sum()))
+        top_k = top_k if held.head is None else min(top_k, held.head.weight.shape[0])
+        top = {name: torch.zeros((*result.shape, top_k)) for name in ("teacher_logprobs", "teacher_ids") if top_k}
         computed = 0
         with torch.no_grad():
             for number, pack in enumerate(packs):
@@ -120,6 +139,10 @@ class ReferenceFunction:
                 placed = pack.to(self._device)
                 if held.head is None:
                     part = pack_values(held.model, placed)
+                elif top_k:
+                    part, *most = pack_topk(held.model, held.head, placed, temperature, top_k)
+                    for column, values in zip(top.values(), most, strict=True):
+                        column[pack.flat] = values.float().cpu()
                 else:
                     part, *_ = pack_logprobs(held.model, held.head, placed, temperature)
                 result[pack.flat] = part.cpu()
@@ -136,7 +159,7 @@ class ReferenceFunction:
             "tokens": int(lengths.sum()),
             "shared_prefix": shared,
         }
-        return result, stats
+        return result, stats, {name: values.numpy() for name, values in top.items()}
 
     def _model(self, operation: str, version: Version, context: Context) -> _Held:
         key = (operation, version)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functions.algorithms.advantages import ADVANTAGES
+from functions.algorithms.entropy import adaptive_entropy_coef
 from functions.algorithms.groups import informative_groups
 from functions.algorithms.kl import adaptive_kl_coef, reward_kl
 from functions.algorithms.lagrangian import mix_advantages, update_multiplier
@@ -37,12 +38,20 @@ class TrainBatch:
     mismatch: Tensor = field(init=False)
     """[S], filled as the packs pass (mismatch.py); nan: not yet, or the sample does not train."""
 
+    advantage: Tensor = field(init=False)
+    """[S], as `mismatch`: the mean advantage of a sample's tokens."""
     kept_mass: Tensor = field(init=False)
     """[N], filled as the packs pass: ln of what top-k and top-p keep of the policy's distribution before the step."""
 
+    entropy: Tensor = field(init=False)
+    """[N], of the policy before the step; filled where it is wanted, as `squared_mass` [N], its sum of p squared."""
+    squared_mass: Tensor = field(init=False)
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mismatch", torch.full((self.count,), torch.nan))
-        object.__setattr__(self, "kept_mass", torch.zeros_like(self.mask))
+        for name in ("mismatch", "advantage"):
+            object.__setattr__(self, name, torch.full((self.count,), torch.nan))
+        for name in ("kept_mass", "entropy", "squared_mass"):
+            object.__setattr__(self, name, torch.zeros_like(self.mask))
 
     @property
     def count(self) -> int:
@@ -72,7 +81,15 @@ class Targets:
     returns: Tensor
     metrics: dict[str, float]
     carry: dict[str, float] = field(default_factory=dict)
-    """Adaptive numbers for the next step (kl_coef, multiplier): part of the version."""
+    """Adaptive numbers for the next step (kl_coef, multiplier, entropy_coef): part of the version."""
+    entropy_coef: float = 0.0
+    """Of this step."""
+    scale: float = 1.0
+    """Of the correction's weights."""
+    chosen: Tensor | None = None
+    """bool [N]: the tokens that a loss treats in its own way (algorithms/covariance.py)."""
+    keep: Tensor | None = None
+    """float32 [N]: 0 where a token has no policy gradient (top_entropy_quantile)."""
 
 
 def build(samples: SampleBatch, columns: Columns, params: TrainParams) -> TrainBatch:
@@ -99,7 +116,13 @@ def masked(samples: SampleBatch, columns: Columns, params: TrainParams) -> Train
     return replace(batch, mask=keep_sequences(mask=mask, segment=segment, keep=keep))
 
 
-def targets(batch: TrainBatch, params: TrainParams, old_logprobs: Tensor | None, carry: dict[str, float]) -> Targets:
+def targets(
+    batch: TrainBatch,
+    params: TrainParams,
+    old_logprobs: Tensor | None,
+    carry: dict[str, float],
+    correction_weights: Tensor | None = None,
+) -> Targets:
     """Advantages and returns of the whole batch. `old_logprobs` [N] are needed by KL in the reward and distillation."""
     samples, segment, mask = batch.samples, batch.segment, batch.mask
     scores, metrics = _scores(batch, params), dict[str, float]()
@@ -122,15 +145,23 @@ def targets(batch: TrainBatch, params: TrainParams, old_logprobs: Tensor | None,
                 coef=coef, kl=mean, target=params.kl.target, horizon=params.kl.horizon, sequences=batch.count
             )
         scores = penalized_scores(scores=scores, segment=segment, mask=mask, kl=kl, kl_coef=coef)
-    rewards = token_rewards(scores=raw, segment=segment, mask=mask, kl=kl, kl_coef=coef)
+    earned = batch.token.get("turn_rewards")
+    earned = None if earned is None else earned * params.score.scale
+    rewards = token_rewards(scores=raw, segment=segment, mask=mask, kl=kl, kl_coef=coef, turn_rewards=earned)
+    ends = token_rewards(scores=raw, segment=segment, mask=mask, turn_rewards=earned) if earned is not None else None
     available = {
         "scores": scores,
         "group": _group(samples),
         "rewards": rewards,
+        "turn_rewards": ends,
+        "anchors": batch.token.get("anchor"),
         "values": batch.token.get(params.values),
         "baselines": batch.sample.get("baseline"),
         "old_logprobs": old_logprobs,
         "reference_logprobs": reference,
+        "squared_mass": batch.squared_mass,
+        "correction_weights": correction_weights,
+        **_components(batch, params, scores),
         "segment": segment,
         "mask": mask,
     }
@@ -156,7 +187,40 @@ def targets(batch: TrainBatch, params: TrainParams, old_logprobs: Tensor | None,
         scores=batch.sample.get(params.score.column, raw), mask=mask, segment=segment, advantages=advantages,
         returns=estimate.returns, rewards=rewards, values=batch.token.get(params.values),
     )  # fmt: skip
-    return Targets(advantages, estimate.returns, metrics | length_metrics(samples), new)
+    coef = entropy_coef(params, carry)
+    return Targets(advantages, estimate.returns, metrics | length_metrics(samples), new, coef)
+
+
+def entropy_coef(params: TrainParams, carry: dict[str, float]) -> float:
+    """Of the entropy bonus in a step of the version that says `carry`."""
+    adaptive = params.adaptive_entropy
+    if adaptive is None:
+        return params.entropy_coef
+    low = "entropy" in carry and carry["entropy"] <= adaptive.target
+    return carry.get("entropy_coef", params.entropy_coef) if low else 0.0
+
+
+def after_entropy(params: TrainParams, carry: dict[str, float], entropy: float) -> dict[str, float]:
+    """`carry` of the next version, after a step of this entropy."""
+    adaptive = params.adaptive_entropy
+    if adaptive is None or params.objective != "policy":
+        return carry
+    coef = adaptive_entropy_coef(
+        coef=carry.get("entropy_coef", params.entropy_coef), entropy=entropy, target=adaptive.target,
+        delta=adaptive.delta, least=adaptive.least, most=adaptive.most,
+    )  # fmt: skip
+    return carry | {"entropy_coef": coef, "entropy": entropy}
+
+
+def _components(batch: TrainBatch, params: TrainParams, scores: Tensor) -> dict[str, Tensor]:
+    """The rewards that the score is made of [S, K], and their weights [K]; of one reward the score itself."""
+    weights = params.score.weights
+    if params.advantage != "gdpo":
+        return {}
+    if not weights:
+        return {"components": scores[:, None], "component_weights": torch.ones(1)}
+    columns = [batch.sample_column(name, "advantage 'gdpo'") for name in weights]
+    return {"components": torch.stack(columns, -1), "component_weights": torch.tensor([*weights.values()])}
 
 
 def length_metrics(samples: SampleBatch) -> dict[str, float]:

@@ -25,15 +25,18 @@ from functions.call.inputs import read_columns, read_samples, without
 from functions.call.train_params import TrainParams
 from functions.exchange.base import NotFound
 from functions.models.packing import Pack
+from functions.models.parked import HostMemory
 from functions.models.pretrained import pick_device
-from functions.train.batch import NOTHING_LEFT, Targets, TrainBatch, build, targets
+from functions.train.batch import NOTHING_LEFT, Targets, TrainBatch, after_entropy, build, targets
 from functions.train.feed import Feed
 from functions.train.gang import ALONE, GangParams, Ranks, meet
+from functions.train.measured import memory, rank_tokens, reset_peak
 from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
 from functions.train.progress import Progress
-from functions.train.state import Structure, TrainState, load, publish_state
-from functions.train.step import Check, accumulate, batch_logprobs, blame, denominators, kept_mask, truncation
+from functions.train.selection import draw, redrawn, selected
+from functions.train.state import Structure, TrainState, lighter, load, publish_state, tensors_of, whole_again
+from functions.train.step import Check, accumulate, batch_logprobs, blame, denominators, truncation, whole_correction
 from functions.train.streamed import optimize_streamed, whole_batch
 from functions.train.update import check_bound, check_versions, prefix_shared, share_of, told, training, update
 from functions.weights.manifest import Manifest, label, read_manifest
@@ -50,6 +53,21 @@ class TrainFunction:
         if threads is not None:
             torch.set_num_threads(threads)
         self._held: TrainState | None = None
+        self._host = HostMemory()
+
+    def park(self) -> int | None:
+        """Of a gang nothing is held: its ranks read their rows again."""
+        if self._held is None:
+            self._host.park(())
+            return None
+        self._held = lighter(self._held)
+        self._host.park(tensors_of(self._held))
+        return self._held.version.number
+
+    def unpark(self) -> None:
+        self._host.unpark()
+        if self._held is not None:
+            self._held = whole_again(self._held)
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "train":
@@ -102,6 +120,7 @@ class TrainFunction:
             state = held if warm and alone and held is not None else load(parent, params, context, self._device, ranks)
         try:
             with context.phase("train"):
+                reset_peak(self._device)
                 if feed is not None and feed.stream:
                     metrics, stats, carry, mismatch = optimize_streamed(state, feed.batches(ranks), params, context)
                 else:
@@ -113,7 +132,7 @@ class TrainFunction:
         except (FatalError, ValueError) as error:
             raise FatalError(f"step {call.step}, weights {label(parent)}: {error}") from error
         context.check()
-        result: Json = {"metrics": metrics, "stats": stats}
+        result: Json = {"metrics": metrics, "stats": stats | memory(self._device, ranks)}
         made = version()
         if params.objective == "policy" and ranks.rank == 0:
             result["mismatch"] = context.exchange.durable.put(f"{call.prefix}mismatch", mismatch.encode()).to_json()
@@ -126,29 +145,38 @@ class TrainFunction:
 
 def optimize(
     state: TrainState, batch: TrainBatch, params: TrainParams, context: Context
-) -> tuple[dict[str, float], dict[str, int], dict[str, float]]:
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """Improves `state` in place; (metrics, stats, carry). FatalError or ValueError: it must not be used any more."""
     check_versions(batch.samples, state.version, params)
     prefix, progress = "actor" if params.objective == "policy" else "critic", Progress(context)
     with training(state.model, params):
         old = _old_logprobs(state, batch, params, share_of(state, batch, batch.trained_rows(), params), progress)
-        goal = targets(batch, params, old, state.carry)
+        correction = whole_correction(batch, old, params)
+        goal = targets(batch, params, old, state.carry, None if correction is None else correction.weights)
         if old is not None and params.objective == "policy":
             _check_mismatch(batch, old, params)
-        kept = kept_mask(batch, old, params)
-        parts, computed = list[dict[str, float]](), 0
+        goal = selected(batch, goal, old, correction, params)
+        kept = batch.mask if correction is None else correction.mask
+        given, drawn = batch, draw(batch, params)
+        if drawn is not None:
+            batch, goal, old, kept = redrawn(batch, goal, old, kept, drawn)
+        parts, computed, worked = list[dict[str, float]](), 0, 0
         for epoch in range(params.epochs):
             for number, rows in enumerate(mini_batches(batch, params.mini_batches)):
                 own = share_of(state, batch, rows, params)
                 computed += own.tokens
+                worked += sum(pack.tokens.numel() for pack in own.packs)
                 progress.stage(f"epoch {epoch + 1}, mini-batch {number + 1}", len(own.packs))
                 parts.append(_one_step(state, own, rows, batch, goal, old, kept, params, progress))
     metrics = {name: _over_steps(name, parts) for name in parts[0]} | goal.metrics
     metrics[f"{prefix}/lr"] = parts[-1][f"{prefix}/lr"]
+    if drawn is not None:
+        given.mismatch[drawn] = batch.mismatch
+    carry = after_entropy(params, goal.carry, metrics.get("actor/entropy", 0.0))
     done = {"optimizer_steps": len(parts), "packs": own.count, "computed_tokens": computed}
     done |= {"shared_prefix": int(prefix_shared(state, batch))}
-    finite, stats = told(state, batch, metrics)
-    return finite, stats | done, goal.carry
+    finite, stats = told(state, given, metrics)
+    return finite, stats | done | rank_tokens(state, batch, worked), carry
 
 
 def _one_step(
@@ -192,12 +220,14 @@ def _old_logprobs(
 ) -> Tensor | None:
     """Log-probabilities of the weights before the step, where it wants them: those that came with the samples, unless
     only part of the distribution was sampled from. How much that is, nobody else says."""
-    given, whole = batch.token.get("old_logprobs"), truncation(params) == WHOLE
-    if not state.forward.policy or (given is not None and whole) or (given is None and not params.wants_old):
+    given, whole = batch.token.get("old_logprobs"), truncation(params) == WHOLE and not params.penalized
+    enough = given is not None and whole and not params.wants_more_of_old
+    if not state.forward.policy or enough or (given is None and not params.wants_old):
         return given
     progress.stage("old log-probabilities", len(own.packs))
     old = state.ranks.sum(batch_logprobs(state.forward, own, batch, params, progress))
-    batch.kept_mass.copy_(state.ranks.sum(batch.kept_mass))
+    for column in (batch.kept_mass, *((batch.entropy, batch.squared_mass) if params.wants_more_of_old else ())):
+        column.copy_(state.ranks.sum(column))
     return old
 
 

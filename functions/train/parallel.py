@@ -40,13 +40,15 @@ class Forward(nn.Module):
         self.policy = head is not None
         self._softcap, self._scale = (None, 1.0) if head is None else (head.softcap, head.scale)
 
-    def forward(self, pack: Pack, temperature: float, truncation: Truncation = WHOLE) -> tuple[Tensor, ...]:
-        """(logprobs, entropy, kept mass) of a policy (pack_logprobs), (values,) of a critic; each [N]."""
+    def forward(
+        self, pack: Pack, temperature: float, truncation: Truncation = WHOLE, **more: Any
+    ) -> tuple[Tensor, ...]:
+        """(logprobs, entropy, kept mass, `more`) of a policy (pack_logprobs), (values,) of a critic; each [N]."""
         if not self.policy:
             return (pack_values(self.model, pack).clone(),)  # FSDP2 hooks on to outputs, which may be no views
         layer = lm_head(self.model)
         head = Head(layer.weight, layer.bias, self._softcap, self._scale)
-        return pack_logprobs(self.model, head, pack, temperature, truncation)
+        return pack_logprobs(self.model, head, pack, temperature, truncation, **more)
 
 
 def shard(forward: Forward, mesh: DeviceMesh) -> None:

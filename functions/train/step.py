@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functions.algorithms.aggregation import Totals, batch_totals
-from functions.algorithms.correction import Correction, rollout_correction
+from functions.algorithms.correction import Correction, on_policy, rollout_correction
 from functions.algorithms.entropy import entropy_loss
 from functions.algorithms.kl import kl_loss
+from functions.algorithms.options import COVARIANCE
+from functions.algorithms.penalties import NO_PENALTIES, Penalties
 from functions.algorithms.policy_losses import POLICY_LOSSES
 from functions.algorithms.registry import call_with
 from functions.algorithms.truncation import Truncation
@@ -44,7 +46,22 @@ def precision(params: TrainParams, device: torch.device) -> AbstractContextManag
 
 def truncation(params: TrainParams) -> Truncation:
     """Of the distribution that the samples come from."""
-    return Truncation(params.top_p, params.top_k)
+    return Truncation(params.top_p, params.top_k, params.min_p)
+
+
+def sampled_as(batch: TrainBatch, pack: Pack, params: TrainParams) -> dict[str, Any]:
+    """What pack_logprobs wants to know of how the pack's tokens were sampled, besides the truncation."""
+    penalties = Penalties(params.repetition_penalty, params.banned)
+    if penalties == NO_PENALTIES:
+        return {}
+    samples, places = batch.samples, pack.flat.tolist()
+    offsets, rows = samples.responses.offsets, batch.segment[pack.flat].tolist()
+
+    def history(token: int) -> tuple[Any, Any]:
+        row = rows[token]
+        return samples.prompts[int(samples.prompt[row])], samples.responses.flat[offsets[row] : places[token]]
+
+    return {"penalties": penalties, "history": history}
 
 
 class Denominators(NamedTuple):
@@ -57,17 +74,21 @@ class Denominators(NamedTuple):
     (verl/trainer/ppo/rollout_corr_helper.py, compute_rollout_correction_and_add_to_batch)."""
 
 
-def kept_mask(batch: TrainBatch, old_logprobs: Tensor | None, params: TrainParams) -> Tensor:
-    """[N]: the mask without what the correction rejects."""
-    if not params.rejects or params.objective == "value":
-        return batch.mask
+def whole_correction(batch: TrainBatch, old_logprobs: Tensor | None, params: TrainParams) -> Correction | None:
+    """Of all samples at once, where the step wants it before its first gradient: what is rejected is in no denominator,
+    weights are divided by their mean, a token baseline weighs by them. None: it does not."""
+    settings = params.correction
+    if settings is None or params.objective == "value":
+        return None
+    if not (params.rejects or settings.normalize or params.token_baseline):
+        return None
     assert old_logprobs is not None, "TrainParams.wants_old"
     totals = _totals(batch, batch.trained_rows(), batch.mask, params)
     tensors = {
         "rollout_logprobs": batch.rollout_logprobs, "kept_mass": batch.kept_mass, "segment": batch.segment,
         "mask": batch.mask,
     }  # fmt: skip
-    return _correction(old_logprobs, tensors, totals, params).mask
+    return _correction(old_logprobs, tensors, totals, params, 1.0)
 
 
 def denominators(batch: TrainBatch, rows: Sequence[int], kept: Tensor, params: TrainParams) -> Denominators:
@@ -86,29 +107,35 @@ def _totals(batch: TrainBatch, rows: Sequence[int], mask: Tensor, params: TrainP
     return batch_totals(mask=mask[inside], segment=batch.segment[inside], num_sequences=len(rows), norm=params.norm)
 
 
-def _correction(old: Tensor, tensors: Mapping[str, Tensor], totals: Totals, params: TrainParams) -> Correction:
+def _correction(
+    old: Tensor, tensors: Mapping[str, Tensor], totals: Totals, params: TrainParams, scale: float
+) -> Correction:
     settings = params.correction or CorrectionParams(level=None)  # the metrics alone
     reject = {name: tuple(bound) if isinstance(bound, list) else bound for name, bound in settings.reject.items()}
     return rollout_correction(
         logprobs=old, rollout_logprobs=tensors["rollout_logprobs"], kept_mass=tensors["kept_mass"],
         segment=tensors["segment"], mask=tensors["mask"], totals=totals,
-        level=settings.level, cap=settings.cap, floor=settings.floor, reject=reject,
+        level=settings.level, cap=settings.cap, floor=settings.floor, reject=reject, scale=scale,
     )  # fmt: skip
 
 
 def batch_logprobs(forward: Forward, share: Share, batch: TrainBatch, params: TrainParams, check: Check) -> Tensor:
     """[N] log-probabilities of the weights as they are, without gradient; 0 where no pack has the token.
 
-    Fills `batch.kept_mass` of the packs' tokens.
+    Fills `batch.kept_mass`, and what TrainParams.wants_more_of_old, of the packs' tokens.
     """
     result = torch.zeros(batch.segment.shape)
+    squares = {"squares": True} if params.token_baseline else {}
     device = forward.model.device
     with torch.no_grad():
         for number, pack in enumerate(share.packs):
             check(number)
             with precision(params, device):
-                part, _, kept = forward(pack.to(device), params.temperature, truncation(params))
-            result[pack.flat], batch.kept_mass[pack.flat] = part.cpu(), kept.cpu()
+                more = squares | sampled_as(batch, pack, params)
+                found = forward(pack.to(device), params.temperature, truncation(params), **more)
+            columns = (result, batch.entropy, batch.kept_mass, batch.squared_mass)
+            for column, values in zip(columns, found, strict=False):
+                column[pack.flat] = values.cpu()
         for _ in range(share.idle):
             idle_pass(forward, device)
     return result
@@ -136,14 +163,18 @@ def accumulate(
         placed = pack.to(device)
         tensors = _of_pack(batch, targets, old_logprobs, params, pack, device)
         with precision(params, device):
-            outputs = forward(placed, params.temperature, truncation(params))
+            more = sampled_as(batch, pack, params)
+            more |= {"topk_ids": tensors.pop("teacher_ids").long()} if "teacher_ids" in tensors else {}
+            outputs = forward(placed, params.temperature, truncation(params), **more)
             if forward.policy:
-                logprobs, entropy, kept = outputs
+                logprobs, entropy, kept, *rest = outputs
+                if rest:
+                    tensors["topk_logprobs"] = rest[0]
                 if params.single_step:  # the weights are still those that the samples were made by
                     tensors["kept_mass"] = kept
                 old = tensors.get("old_logprobs", logprobs.detach())
                 note(batch, pack, old - tensors["kept_mass"], tensors)
-                loss, metrics = _policy_objective(logprobs, entropy, tensors, totals, params, batch)
+                loss, metrics = _policy_objective(logprobs, entropy, tensors, totals, params, batch, targets)
             else:
                 (values,) = outputs
                 loss, metrics = _value_objective(values, tensors, totals.trained, params, batch)
@@ -176,10 +207,11 @@ def _policy_objective(
     totals: Denominators,
     params: TrainParams,
     batch: TrainBatch,
+    targets: Targets,
 ) -> tuple[Tensor, Metrics]:
     _check_finite(logprobs, tensors, batch, "log-probability")
     segment, old = tensors["segment"], tensors.get("old_logprobs", logprobs.detach())
-    correction = _correction(old, tensors, totals.sampled, params)
+    correction = _correction(old, tensors, totals.sampled, params, targets.scale)
     shared = {
         "logprobs": logprobs,
         "segment": segment,
@@ -187,12 +219,12 @@ def _policy_objective(
         "totals": totals.trained,
         "aggregation": params.aggregation,
     }
-    available = shared | {
-        "old_logprobs": old,
-        "advantages": tensors["advantages"],
-        "weights": None if params.correction is None else correction.weights,
-    }
-    loss, policy_metrics = call_with(named(params.loss, POLICY_LOSSES), available, params.loss_options)
+    of_loss = ("advantages", "chosen", "topk_logprobs", "teacher_logprobs")
+    available = shared | {name: tensors[name] for name in of_loss if name in tensors}
+    available |= {"old_logprobs": old, "weights": _weights(logprobs, tensors, correction, params)}
+    choosing = COVARIANCE.get(params.loss, {})
+    options = {name: value for name, value in params.loss_options.items() if name not in choosing}
+    loss, policy_metrics = call_with(named(params.loss, POLICY_LOSSES), available, options)
     metrics = correction.metrics | policy_metrics
     if params.kl is not None and params.kl.where == "loss":
         available = shared | {
@@ -202,8 +234,20 @@ def _policy_objective(
         }
         term, kl_metrics = call_with(kl_loss, available)
         loss, metrics = loss + term, metrics | kl_metrics
-    term, entropy_metrics = call_with(entropy_loss, shared | {"entropy": entropy, "coef": params.entropy_coef})
-    return (loss + term if params.entropy_coef else loss), metrics | entropy_metrics
+    term, entropy_metrics = call_with(entropy_loss, shared | {"entropy": entropy, "coef": targets.entropy_coef})
+    return (loss + term if targets.entropy_coef else loss), metrics | entropy_metrics
+
+
+def _weights(
+    logprobs: Tensor, tensors: Mapping[str, Tensor], correction: Correction, params: TrainParams
+) -> Tensor | None:
+    """What multiplies the policy loss of each token [N]; None: nothing does."""
+    parts = [] if params.correction is None else [correction.weights]
+    parts += [tensors["keep"]] if "keep" in tensors else []
+    if params.off_policy_mask_threshold is not None:
+        shared = {name: tensors[name] for name in ("rollout_logprobs", "advantages", "segment", "mask")}
+        parts.append(on_policy(logprobs=logprobs, threshold=params.off_policy_mask_threshold, **shared))
+    return torch.stack(parts).prod(0) if parts else None
 
 
 def _value_objective(
@@ -245,6 +289,10 @@ def _of_pack(
         whole["values"] = batch.column(params.values, "the value objective")
     elif params.kl is not None and params.kl.where == "loss":
         whole["ref_logprobs"] = batch.column("ref_logprobs", "kl")
+    if params.loss == "forward_kl_topk" and params.objective == "policy":
+        names = ("teacher_logprobs", "teacher_ids")
+        whole |= {name: batch.column(name, "loss 'forward_kl_topk'") for name in names}
+    whole |= {name: t for name in ("chosen", "keep") if (t := getattr(targets, name)) is not None}
     return {name: tensor[pack.flat].to(device) for name, tensor in whole.items()}
 
 

@@ -63,9 +63,12 @@ class Step:
         return samples
 
     def reward(self, samples: Samples, prompts: PromptSet | None = None, *, name: str = "reward") -> Scores:
-        """The scorer's columns ("score" and whatever else it returns) for each sample."""
+        """The scorer's columns ("score" and whatever else it returns) for each sample; where the environment scores its
+        episodes, what it said."""
+        if self._context.job.reward.score == "environment":
+            return samples.environment
         weights = {"policy": "actor"} | ({"model": "reward"} if "reward" in self._context.versions else {})
-        scorer = self._context.job.reward.model_dump(exclude={"model"})
+        scorer = self._context.job.scoring
         return self._columns(samples, name, "reward", "score", scorer, weights, prompts or self.prompts)
 
     def reference(self, samples: Samples) -> list[Scores]:
@@ -75,10 +78,13 @@ class Step:
         return [self.logprobs(samples, model=m, column=names[m][0], name=names[m][1]) for m in models]
 
     def logprobs(
-        self, samples: Samples, *, model: str = "reference", column: str = "ref_logprobs", name: str = "ref"
-    ) -> Scores:
-        """A model's log-probabilities of the sampled tokens, by the reference function."""
-        params = {"temperature": self._context.execution.settings["actor"].temperature, "column": column}
+        self, samples: Samples, *, model: str = "reference", column: str = "ref_logprobs", name: str = "ref",
+        top_k: int = 0,
+    ) -> Scores:  # fmt: skip
+        """A model's log-probabilities of the sampled tokens, by the reference function; and, above 0, those of its
+        `top_k` most probable tokens at each place."""
+        params: Json = {"temperature": self._context.execution.settings["actor"].temperature, "column": column}
+        params |= {"top_k": top_k} if top_k else {}
         return self._columns(samples, name, "reference", "logprobs", params, {"model": model})
 
     def values(self, samples: Samples, *, model: str = "critic", column: str = "values") -> Scores:

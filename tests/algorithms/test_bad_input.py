@@ -10,16 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from functions.algorithms.advantages import ADVANTAGES, whiten
+from functions.algorithms.advantages import ADVANTAGES
 from functions.algorithms.aggregation import Totals, batch_totals
 from functions.algorithms.correction import rollout_correction
 from functions.algorithms.entropy import entropy_loss
+from functions.algorithms.estimate import whiten
 from functions.algorithms.groups import group_stats
 from functions.algorithms.kl import kl_loss, reward_kl
 from functions.algorithms.names import AGGREGATIONS
 from functions.algorithms.policy_losses import POLICY_LOSSES
 from functions.algorithms.ragged import segment_sum
 from functions.algorithms.value_loss import value_loss
+from tests.algorithms.rows import LOSSES, call_loss
 
 # sequence 0 has two tokens, 1 is empty, 2 is masked throughout, 3 has one trained token
 SEGMENT = torch.tensor([0, 0, 2, 3])
@@ -55,11 +57,11 @@ def pick(inputs: dict[str, Tensor], *names: str) -> dict[str, Any]:
 
 def policy_loss(name: str) -> tuple[tuple[str, ...], Call]:
     arguments = ("logprobs", "old_logprobs", "advantages", "weights")
-    return arguments, lambda inputs: POLICY_LOSSES[name](**pick(inputs, *arguments), **LOSS)
+    return arguments, lambda inputs: call_loss(name, **pick(inputs, *arguments), **LOSS)
 
 
 CALLS: dict[str, tuple[tuple[str, ...], Call]] = {
-    **{name: policy_loss(name) for name in POLICY_LOSSES},
+    **{name: policy_loss(name) for name in LOSSES},
     "kl_loss": (
         ("logprobs", "reference_logprobs"),
         lambda x: kl_loss(**pick(x, "logprobs", "reference_logprobs"), **LOSS, kind="k3", coef=0.1),
@@ -117,11 +119,11 @@ def test_what_lies_under_the_mask_is_never_read(name: str, argument: str) -> Non
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("name", POLICY_LOSSES)
+@pytest.mark.parametrize("name", LOSSES)
 def test_nan_under_the_mask_leaves_no_nan_in_the_gradient(name: str, aggregation: str) -> None:
     logprobs = torch.tensor([-1.0, -2.0, math.nan, -0.1], requires_grad=True)
     inputs = pick(tensors(), "old_logprobs", "advantages")
-    loss, _ = POLICY_LOSSES[name](logprobs=logprobs, **inputs, **{**LOSS, "aggregation": aggregation})
+    loss, _ = call_loss(name, logprobs=logprobs, **inputs, **{**LOSS, "aggregation": aggregation})
     (gradient,) = torch.autograd.grad(loss, logprobs)
     assert gradient[2] == 0
     assert bool(torch.isfinite(gradient).all())
@@ -143,7 +145,9 @@ def test_the_score_of_an_empty_response_counts_in_its_groups_baseline(name: str)
     assert second[2] == 0
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize(
+    "name", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg", "grpo_passk"]
+)
 def test_a_group_of_one_has_advantage_zero(name: str) -> None:
     scores = torch.tensor([5.0, 0.0, 1.0])
     estimate = ADVANTAGES[name](
@@ -159,13 +163,13 @@ def test_a_score_that_is_not_finite_names_its_sequence() -> None:
         group_stats(torch.tensor([0.0, 1.0, math.nan]), torch.tensor([0, 0, 0]))
 
 
-@pytest.mark.parametrize("name", POLICY_LOSSES)
+@pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("log_ratio", [90.0, -90.0])
 def test_ratio_overflow_is_bounded_and_counted(name: str, log_ratio: float) -> None:
     logprobs = torch.tensor([-0.1, -0.1, -0.5, -0.1], requires_grad=True)
     old = torch.tensor([-0.1, -0.1, -0.5, -0.1 - log_ratio])
-    loss, metrics = POLICY_LOSSES[name](
-        logprobs=logprobs, old_logprobs=old, advantages=torch.tensor([1.0, 1.0, 1.0, -1.0]), **LOSS
+    loss, metrics = call_loss(
+        name, logprobs=logprobs, old_logprobs=old, advantages=torch.tensor([1.0, 1.0, 1.0, -1.0]), **LOSS
     )
     (gradient,) = torch.autograd.grad(loss, logprobs)
     assert math.isfinite(float(loss.detach()))
@@ -182,13 +186,17 @@ def test_correction_overflow_is_bounded_and_counted() -> None:
     assert float(correction.metrics["rollout_corr/ratio_overflow"]) == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize("name", POLICY_LOSSES)
+@pytest.mark.parametrize("name", LOSSES)
 def test_a_part_without_trained_tokens_has_loss_zero_and_gradient_zero(name: str) -> None:
     """A rank whose share was rejected must still take part in backward."""
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     two = torch.tensor([-1.0, -1.0])
-    loss, metrics = POLICY_LOSSES[name](
-        logprobs=logprobs, old_logprobs=two, advantages=two, **{**LOSS, "segment": SEGMENT[:2], "mask": torch.zeros(2)}
+    loss, metrics = call_loss(
+        name,
+        logprobs=logprobs,
+        old_logprobs=two,
+        advantages=two,
+        **{**LOSS, "segment": SEGMENT[:2], "mask": torch.zeros(2)},
     )
     (gradient,) = torch.autograd.grad(loss, logprobs)
     assert loss == 0

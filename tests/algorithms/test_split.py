@@ -17,9 +17,9 @@ from functions.algorithms.entropy import entropy_loss
 from functions.algorithms.kl import kl_loss
 from functions.algorithms.metrics import combine_metrics
 from functions.algorithms.names import AGGREGATIONS, KL_KINDS
-from functions.algorithms.policy_losses import POLICY_LOSSES
 from functions.algorithms.ragged import from_lengths
 from functions.algorithms.value_loss import value_loss
+from tests.algorithms.rows import LOSSES, call_loss
 
 Loss = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
 Batch = dict[str, Tensor]
@@ -48,6 +48,7 @@ def make_batch(seed: int, lengths: list[int]) -> Batch:
         "old_values": normal(1.0),
         "returns": normal(1.0),
         "entropy": normal(1.0).abs(),
+        "chosen": normal(1.0) > 1.0,
     }
 
 
@@ -75,10 +76,10 @@ def losses(batch: Batch, totals: Totals, aggregation: str) -> dict[str, tuple[Te
         "aggregation": aggregation,
     }
     results = {}
-    for name, function in POLICY_LOSSES.items():
+    for name in LOSSES:
         leaf = batch["logprobs"].clone().requires_grad_()
         inputs: dict[str, Any] = {key: batch[key] for key in ("old_logprobs", "advantages", "weights")}
-        loss, metrics = function(logprobs=leaf, **inputs, **shared)
+        loss, metrics = call_loss(name, logprobs=leaf, chosen=batch["chosen"], **inputs, **shared)
         results[name] = (loss, leaf, metrics)
     for kind in KL_KINDS:
         leaf = batch["logprobs"].clone().requires_grad_()

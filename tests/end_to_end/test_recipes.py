@@ -59,13 +59,14 @@ def assert_lifted(metrics: list[dict[str, Any]]) -> None:
     assert last - first >= 0.15
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in ("distillation", "safe_rlhf")])
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if "distillation" not in name and name != "safe_rlhf"])
 def test_a_recipe_learns(recipe: str, tmp_path: Path) -> None:
     assert_lifted(train(tmp_path / "run", recipe, *OVERRIDES.get(recipe, ())))
 
 
-def test_distillation_learns_from_a_teacher(teacher: Path, tmp_path: Path) -> None:
-    assert_lifted(train(tmp_path / "run", "distillation", f"reference.path={teacher}"))
+@pytest.mark.parametrize("recipe", ["distillation", "topk_distillation"])
+def test_distillation_learns_from_a_teacher(teacher: Path, tmp_path: Path, recipe: str) -> None:
+    assert_lifted(train(tmp_path / "run", recipe, f"reference.path={teacher}"))
 
 
 def test_safe_rlhf_learns_within_its_cost_limit(tmp_path: Path) -> None:

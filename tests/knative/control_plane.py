@@ -1,7 +1,7 @@
 """A stand-in for a cluster with Knative: the API paths that the platform uses, the ingress, and a kubeconfig.
 
 It is not kinder than a real one (tests/knative/objects.py has the traps). Replicas are real: processes with
-functions/server/app.py, forked from a warm parent.
+functions/server/app.py, forked from a node agent.
 """
 
 from __future__ import annotations

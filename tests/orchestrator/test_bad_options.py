@@ -14,7 +14,7 @@ import pytest
 from functions.algorithms.advantages import ADVANTAGES
 from functions.algorithms.names import ADVANTAGES as ADVANTAGE_NAMES
 from functions.algorithms.names import POLICY_LOSSES as LOSS_NAMES
-from functions.algorithms.options import ADVANTAGE_OPTIONS, LOSS_OPTIONS, RANGES
+from functions.algorithms.options import ADVANTAGE_OPTIONS, COVARIANCE, LOSS_OPTIONS, RANGES
 from functions.algorithms.policy_losses import POLICY_LOSSES
 from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import parse_job
@@ -30,7 +30,9 @@ def test_the_table_is_that_of_the_signatures(functions: Mapping[str, Any], names
     assert sorted(functions) == sorted(names)
     for name, function in functions.items():
         given = inspect.signature(function).parameters.values()
-        own = [p.name for p in given if p.default is not inspect.Parameter.empty and p.name != "weights"]
+        tensors = ("weights", "correction_weights")
+        own = [p.name for p in given if p.default is not inspect.Parameter.empty and p.name not in tensors]
+        own += COVARIANCE.get(name, ()) if options is LOSS_OPTIONS else ()
         assert list(options.get(name, ())) == own, name
         for parameter in given:
             if parameter.name in RANGES:

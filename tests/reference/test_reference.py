@@ -206,3 +206,20 @@ def test_a_model_that_gives_no_number_is_named(
     publish(exchange, version, tensors=tensors, state={}, trainer={}, model_files=None, parent=Version("policy", 0))
     with pytest.raises(FatalError, match=r"sample \(group \d, index \d\): nan"):
         run(ReferenceFunction(device="cpu"), exchange, tmp_path, [samples], version=version)
+
+
+def test_the_most_probable_tokens_are_said_beside(
+    exchange: DirectoryExchange, tmp_path: Path, directory: Path, samples: SampleBatch
+) -> None:
+    columns, _ = run(ReferenceFunction(device="cpu"), exchange, tmp_path, [samples], top_k=3)
+    found = Columns.align(samples, [columns]).token
+    model, offsets = load_causal_lm(directory), samples.responses.offsets
+    for row, response in enumerate(samples.responses.rows()):
+        prompt = samples.prompts.rows()[samples.prompt[row]]
+        tokens = torch.from_numpy(np.concatenate((prompt, response)).astype(np.int64))
+        with torch.no_grad():
+            log_p = torch.log_softmax(model(tokens[None]).logits[0, len(prompt) - 1 : -1], -1)
+        part = slice(int(offsets[row]), int(offsets[row + 1]))
+        best = log_p.topk(3, -1)
+        np.testing.assert_allclose(found["teacher_logprobs"][part], best.values.numpy(), atol=1e-5)
+        assert (found["teacher_ids"][part] == best.indices.numpy()).all()
