@@ -16,6 +16,7 @@ import os
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,11 +90,11 @@ class Release:
         return KnativeConfig.model_validate(self.defaults["platform"]["knative"] | {"ingress": ingress})
 
 
-def until(condition: Callable[[], object], limit_s: float) -> float:
-    """Seconds until the condition held."""
+def until(condition: Callable[[], object], limit_s: float, told: Callable[[], str] = str) -> float:
+    """Seconds until the condition held; `told` says more where it does not."""
     began_s = time.monotonic()
     while not condition():
-        assert time.monotonic() - began_s < limit_s, f"not within {limit_s:g} s"
+        assert time.monotonic() - began_s < limit_s, f"not within {limit_s:g} s {told()}"
         time.sleep(0.1)
     return time.monotonic() - began_s
 
@@ -112,13 +113,26 @@ def forwarded(namespace: str, service: str, port: int) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         local = free.getsockname()[1]
     command = ["kubectl", "port-forward", "-n", namespace, f"service/{service}", f"{local}:{port}"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            until(lambda: process.poll() is not None or _answers(local), 30)
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            yield f"http://127.0.0.1:{local}"
-        finally:
-            process.terminate()
+    over = threading.Event()
+    said: list[str] = []
+
+    def forward() -> None:
+        """Again and again: it ends with the connection to the API server."""
+        while not over.is_set():
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+                while process.poll() is None and not over.wait(0.1):
+                    pass
+                process.terminate()
+                said.append(process.communicate()[1])
+
+    thread = threading.Thread(target=forward)
+    thread.start()
+    try:
+        until(lambda: _answers(local), 30, lambda: "".join(said[-1:]))
+        yield f"http://127.0.0.1:{local}"
+    finally:
+        over.set()
+        thread.join()
 
 
 def _answers(port: int) -> bool:
@@ -148,7 +162,8 @@ def release() -> Iterator[Release]:
     defaults = json.loads(api.get(core(namespace, "configmaps", f"{full}-config"))["data"]["defaults.json"])
     with forwarded(namespace, f"{full}-api", 80) as url:
         headers = {"Authorization": f"Bearer {token}"}
-        with httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False) as client:
+        patient = httpx.HTTPTransport(retries=8)  # while the port is forwarded anew
+        with httpx.Client(base_url=url, headers=headers, timeout=30, transport=patient) as client:
             yield Release(namespace, api, client, defaults)
 
 

@@ -1,9 +1,9 @@
 """The platform of a cluster: each function a Knative Service, each replica a pod.
 
-    deploy   Lease --owns--> token Secret, Services (at zero)          knative_lease, knative_manifests, knative_kn
-    scale    min-scale on the Revision, wake-up, victims               knative_scale
-    call     POST through ingress or cluster-local name                knative_calls
-    replicas, usage   pods as the API shows them                       knative_watch
+    deploy   Lease --owns--> token Secret, Services (at zero)          lease, manifests, kn
+    scale    min-scale on the Revision, wake-up, victims               scale
+    call     POST through ingress or cluster-local name                calls
+    replicas, usage   pods as the API shows them                       watch
     close    Services deleted, then what is left of their pods
 
 The orchestrator holds no state that the cluster needs: it may die at any moment, and be started again, here or
