@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from functions.base.chat import Chat
 from functions.base.suggest import did_you_mean
 from functions.base.wire import Json
 from functions.call.function import FatalError
 from functions.call.train_params import ROLLOUT_BOUNDS, TrainParams
 from orchestrator.base.errors import ConfigError
-from orchestrator.job.chat import Chat
 from orchestrator.job.config import JobConfig, OptimConfig
 from orchestrator.job.roles import BY_NAME, TRAINERS
 from orchestrator.recipes.base import Recipe

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
+from functions.base.chat import Chat
 from functions.base.http_limits import TooLarge, bounded_body
 from orchestrator.api.auth import Tokens
 from orchestrator.api.gateway import forms
@@ -28,7 +29,6 @@ from orchestrator.api.gateway.gateway import Gateway, Stream
 from orchestrator.api.gateway.texts import Text
 from orchestrator.api.problems import ApiError
 from orchestrator.api.same_origin import SameOrigin
-from orchestrator.job.chat import Chat
 
 Form = Literal["chat", "completion", "tokens"]
 LARGEST_BYTES = 32 << 20

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from functions.base.chat import Chat
 from functions.base.suggest import did_you_mean
 from orchestrator.api.gateway.gateway import Sampling
-from orchestrator.job.chat import Chat
 
 IGNORED = {"model", "user", "store", "metadata", "stream_options", "parallel_tool_calls", "service_tier", "request_id",
            "cache_salt", "priority", "skip_special_tokens", "spaces_between_special_tokens", "safety_identifier",

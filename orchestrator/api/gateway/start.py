@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from functions.base.chat import Chat
 from functions.base.wire import LEASES, Hint, Load, Version, hint_key
 from functions.exchange.base import Exchange
 from functions.exchange.open import open_exchange
@@ -19,7 +20,6 @@ from orchestrator.api.gateway.gateway import FUNCTION, SLICE_S, Gateway
 from orchestrator.base.errors import ConfigError, RunError
 from orchestrator.base.outages import Outages
 from orchestrator.calls.exchange import AsyncExchange
-from orchestrator.job.chat import Chat
 from orchestrator.job.config import JobConfig
 from orchestrator.job.functions import function_specs
 from orchestrator.job.hub import MODEL_FILES, HubId, snapshot
