@@ -19,6 +19,7 @@ OTHERS = {
     "tests/browser/screenshots",  # made by the tests
     "bench/exchange",  # a bucket
     "tests/abstract", "examples/python/reward_func.py", "tokenization_utils_base.py", "utils/chat_template_utils.py",
+    "vllm/entrypoints/serve/disagg/protocol.py",
     "core_algos.py", "math_reward.py", "sandbox/server/sandbox_api.py",  # other projects'
     "config/vllm.py", "layers/attention/kv_transfer_utils.py", "v1/attention/selector.py", "v1/core/sched/scheduler.py",
     "vllm/model_executor/layers/linear.py", "v1/kv_cache_interface.py", "model_loader/checkpoint_weight_patch.py",

@@ -85,5 +85,16 @@ def test_two_steps(sandbox: None, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_learns(sandbox: None, tmp_path: Path) -> None:
+    """And the run's policy, sampled from by the command for it, writes functions that are right."""
     passed = [step[PASS] for step in metrics(tmp_path) if PASS in step]
     assert passed[-1] >= passed[0] + 0.2
+    out = tmp_path / "responses.jsonl"
+    done = command("sample", tmp_path / "run", EXAMPLE / "validation.jsonl", out, "--temperature=0", timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    right = 0
+    for row in map(json.loads, out.read_text().splitlines()):
+        tests = json.loads(row["reward_model"]["ground_truth"])
+        made: dict[str, Any] = {}
+        exec(row["responses"][0], made)
+        right += [made["f"](*given) for given in tests["inputs"]] == tests["outputs"]
+    assert right >= 0.9 * prepare.VALIDATION

@@ -16,7 +16,7 @@ from orchestrator.commands.main import COMMANDS, main, parser_of
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_the_example_of_each_help_is_taken(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    example = import_module(f"orchestrator.commands.{verb}").EXAMPLE
+    example = import_module(f"orchestrator.commands.{verb.replace('-', '_')}").EXAMPLE
     program, *words = shlex.split(example)
     given, more = parser_of([verb]).parse_known_args(words)
     assert program == "rlhf-orchestrate"
