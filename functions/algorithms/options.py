@@ -14,6 +14,7 @@ ADVANTAGE_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "gae": ("gamma", "lam", "whiten_advantages"),
     "optimal_token_baseline": ("zero_tail",),
     "tir_optimal_token_baseline": ("zero_tail",),
+    "dpo": ("beta",),
 }
 """Of those that have any."""
 LOSS_OPTIONS: Mapping[str, tuple[str, ...]] = {

@@ -8,6 +8,7 @@ from orchestrator.recipes.base import Recipe, recipe, recipe_from_file
 from orchestrator.recipes.cispo import cispo
 from orchestrator.recipes.dapo import dapo
 from orchestrator.recipes.distillation import distillation, topk_distillation
+from orchestrator.recipes.given import dpo, reward_model, sft
 from orchestrator.recipes.grpo import dr_grpo, grpo
 from orchestrator.recipes.gspo import gspo
 from orchestrator.recipes.ppo import ppo
@@ -32,6 +33,9 @@ RECIPES: dict[str, Recipe] = {
         safe_rlhf,
         distillation,
         topk_distillation,
+        sft,
+        dpo,
+        reward_model,
     )
 }
 
