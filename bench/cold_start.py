@@ -3,7 +3,7 @@
     python bench/cold_start.py [--repeats 9]
 
 A `generate` replica with a tiny random model (Qwen2 architecture, 4 layers, hidden 256, 3.2 M parameters), one prompt,
-on the local platform; with the warm parent and without. Every start is from zero: no process of the function exists.
+on the local platform; with the node agent and without. Every start is from zero: no process of the function exists.
 
     process    scale(1) until the process exists (fork, or exec)
     started    until the first event: the server answers
@@ -111,7 +111,7 @@ class Bench:
 
 async def measure(root: Path, samples: Ref, version: Version, *, warm_parent: bool, repeats: int) -> dict[str, object]:
     specs = [FunctionSpec(k, k, {"engine": "torch"} if k == "generate" else {}) for k in KINDS]
-    platform = LocalPlatform(str(root), "job", log_dir=root / "logs", warm_parent=warm_parent)
+    platform = LocalPlatform(str(root), "job", log_dir=root / "logs", warm_parent=warm_parent, parked_gb=0)
     try:
         begun = time.perf_counter()
         await platform.deploy(specs)
@@ -130,7 +130,7 @@ async def measure(root: Path, samples: Ref, version: Version, *, warm_parent: bo
         result["replica"] = {k: round(v, 1) for k, v in memory.items()}
         if warm_parent:
             [parent] = children(os.getpid())
-            assert children(parent) == [], "with nothing running, the warm parent is the only process"
+            assert children(parent) == [], "with nothing running, the agent is the only process"
             result["parent"] = {k: round(v, 1) for k, v in memory_mb(parent).items()}
             result["first_s"] = round(ready_s, 2)
         return result

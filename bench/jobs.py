@@ -105,9 +105,9 @@ class Moment:
 
 
 def function_of(pid: int) -> str:
-    """`train` for a process that writes to logs/train-0.log, `warm-parent` for the one that replicas come from."""
+    """`train` for a process that writes to logs/train-0.log, `node-agent` for the one that replicas come from."""
     name = Path(os.readlink(f"/proc/{pid}/fd/1")).stem
-    return name if name == "warm-parent" else name.rpartition("-")[0]
+    return name if name == "node-agent" else name.rpartition("-")[0]
 
 
 def peak_rss_mb(pid: int) -> float:

@@ -2,7 +2,7 @@
 
     python bench/load_ahead.py [--engines torch vllm] [--parents warm fresh] [--gaps 0 20] [--rounds 3] [--hidden 896]
 
-One `generate` replica on the local platform, from zero each time, forked from the warm parent or as a fresh process;
+One `generate` replica on the local platform, from zero each time, forked from the node agent or as a fresh process;
 one prompt of 64 tokens, one token; a random Qwen2 model of Qwen2.5-0.5B's shapes, in float32, whose version lies in a
 directory exchange. The replica is asked for, the call is made `gap` seconds later; turns with and without a hint
 follow each other, so that other work on the machine disturbs both alike. Medians of wall seconds:
@@ -83,7 +83,7 @@ async def measure(
     exchange = DirectoryExchange(str(root / "job"))
     hint = json.dumps(Hint(0, [Load("generate", {"policy": version})]).to_json()).encode()
     options = {"engine": engine} | ({"vllm": {"context": 256}} if engine == "vllm" else {})
-    platform = LocalPlatform(str(root), "job", log_dir=root / "logs", warm_parent=parent == "warm")
+    platform = LocalPlatform(str(root), "job", log_dir=root / "logs", warm_parent=parent == "warm", parked_gb=0)
     runs: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
     try:
         await platform.deploy([FunctionSpec("generate", "generate", options)])

@@ -35,10 +35,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.jobs import ENV, ROOT
 
-POLICIES = {"held": ["planner.policy=static", "planner.keep_warm=true"], "adaptive": ["planner.policy=adaptive"]}
+POLICIES = {
+    "held": ["planner.policy=static", "planner.keep_warm=true"],
+    "adaptive": ["planner.policy=adaptive", "planner.objective=speed"],
+}
+"""Speed: hardly any time may be given for replica-seconds here; the knee would give some."""
 SETTINGS = ("rollout.n=128", "train.lr=1e-8", "validation.every=0", "telemetry.samples=100000")
-OBJECTIVE = "speed"
-"""Of `adaptive`: hardly any time may be given for replica-seconds here; its own default, the knee, would give some."""
 WARM_UP = 5
 """Steps that the planner may learn from before it is judged."""
 
@@ -61,11 +63,16 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def measure(job: Path, run: Path, policy: str, overrides: Sequence[str]) -> Measured:
+def measure(
+    job: Path,
+    run: Path,
+    policy: str,
+    overrides: Sequence[str],
+    program: Sequence[str] = ("-m", "orchestrator.commands"),
+) -> Measured:
     before_s = cpu_s()
-    command = [sys.executable, "-m", "orchestrator.commands", "run", str(job), "--run-dir", str(run)]
+    command = [sys.executable, *program, "run", str(job), "--run-dir", str(run)]
     command += [*POLICIES[policy], "telemetry.tensorboard=false", *SETTINGS, *overrides]
-    command += [f"planner.objective={OBJECTIVE}"] if policy == "adaptive" else []
     done = subprocess.run(command, cwd=ROOT, env=os.environ | ENV, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr[-2000:] or done.stdout[-2000:]}")

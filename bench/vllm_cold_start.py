@@ -2,7 +2,7 @@
 
     python bench/vllm_cold_start.py [--repeats 5] [--async]
 
-    import    vllm and all that a start needs (preload); paid once by the warm parent
+    import    vllm and all that a start needs (preload); paid once by the node agent
     start     the engine: configuration, worker, model class, weights, KV cache (no profiling, no warm-up on a CPU)
     token     prefill of 37 tokens and the first sampled token
 

@@ -138,8 +138,8 @@ def topk_logprobs(
             logits = softcap * torch.tanh(logits / softcap)
         return torch.log_softmax(logits / temperature, -1).gather(-1, tokens)
 
-    chunks = zip(hidden.split(chunk_tokens), ids.split(chunk_tokens), strict=True)
-    return torch.cat([checkpoint(of_chunk, *chunk, use_reentrant=False) for chunk in chunks])
+    chunks = [slice(start, start + chunk_tokens) for start in range(0, hidden.shape[0], chunk_tokens)]
+    return torch.cat([checkpoint(of_chunk, hidden[rows], ids[rows], use_reentrant=False) for rows in chunks])
 
 
 @torch.no_grad()
@@ -155,8 +155,8 @@ def topk_of(
 ) -> tuple[Tensor, Tensor]:
     """(ln p [N, K] float32, ids int64 [N, K]) of the `count` most probable tokens: a teacher's side of distillation."""
     weight, found = weight.to(hidden.dtype), list[tuple[Tensor, Tensor]]()
-    for states in hidden.split(chunk_tokens):
-        logits = _logits(states, weight, bias, softcap).div_(temperature)
+    for start in range(0, hidden.shape[0], chunk_tokens):
+        logits = _logits(hidden[start : start + chunk_tokens], weight, bias, softcap).div_(temperature)
         top = logits.topk(min(count, logits.shape[-1]), -1)
         found.append((top.values - logits.logsumexp(-1, keepdim=True), top.indices))
     return torch.cat([values for values, _ in found]), torch.cat([ids for _, ids in found])

@@ -139,6 +139,9 @@ class Call:
 CACHES = "caches/"
 """Of the keys and values that a cut hands over: `caches/<call id>/...` (functions/generate/moves.py). The orchestrator
 deletes them when the calls that go on with them have ended."""
+ALIVE, ALIVE_S = "alive", 45.0
+"""A key that the orchestrator writes again and again on a cluster, and for how long it lasts: while it is there,
+processes of the job stay parked on their nodes."""
 LEASES = "lease/"
 """Of the keys that name the epochs taken so far, one each: `lease/000003` (orchestrator/run/identity.py)."""
 

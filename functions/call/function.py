@@ -92,6 +92,22 @@ class Function(Protocol):
 
 
 @runtime_checkable
+class Parks(Protocol):
+    """A function that can leave its accelerator and come back to it (functions/server/agent.py). Between calls, in the
+    thread of the calls; until `unpark` it gets none."""
+
+    def park(self) -> int | None:
+        """Leaves nothing on an accelerator beyond the process's context, and on a CPU no weights in private memory: all
+        that it holds lies in pinned or mapped host memory. The number of the version that it holds; None: of none."""
+        ...
+
+    def unpark(self) -> None:
+        """Back to where it was. Raises ReplicaBroken where what it holds is not what was parked: this process must
+        answer no call."""
+        ...
+
+
+@runtime_checkable
 class LoadsAhead(Protocol):
     """A function that can load before a call comes (functions/server/preload.py)."""
 

@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from functions.exchange.base import Exchange, check_key
 from functions.exchange.directory import DirectoryExchange
+from functions.exchange.node import with_node
 
 if TYPE_CHECKING:
     from functions.exchange.redis import RedisExchange
@@ -45,7 +46,7 @@ def open_exchange(url: str, job: str) -> Exchange:
         case scheme if scheme in REDIS_SCHEMES:
             return _redis(url, job)
         case "s3":
-            return _s3(url, job, _options(url, "endpoint", "region"), None)
+            return with_node(_s3(url, job, _options(url, "endpoint", "region"), None), job)
         case "tiered+s3":
             return _tiered(url, job)
         case scheme:
@@ -95,7 +96,8 @@ def _tiered(url: str, job: str) -> Exchange:
     from functions.exchange.tiered import TieredExchange
 
     redis = _redis(options["redis"], job)
-    return TieredExchange(redis, _s3(url, job, options, fence=redis))
+    s3 = _s3(url, job, options, fence=redis)
+    return TieredExchange(redis, s3, with_node(s3, job))
 
 
 def _options(url: str, *known: str) -> dict[str, str]:

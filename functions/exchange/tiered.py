@@ -36,13 +36,15 @@ Keys = list[str]
 class TieredExchange:
     """See `Exchange`."""
 
-    def __init__(self, redis: RedisExchange, s3: S3Exchange) -> None:
+    def __init__(self, redis: RedisExchange, s3: S3Exchange, durable: Exchange | None = None) -> None:
+        """`durable`: `s3` with what lies over it (node.py)."""
         self.redis = redis
         self.s3 = s3
+        self._durable = durable or s3
 
     @property
     def durable(self) -> Exchange:
-        return self.s3
+        return self._durable
 
     def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
         if _size(data) > SMALL_BYTES:

@@ -125,6 +125,12 @@ class GenerateFunction:
             raise FatalError("the generate function loads for operation 'generate', with weights.policy")
         self.policy.hold(load.weights["policy"], context)
 
+    def park(self) -> int | None:
+        return self.policy.park()
+
+    def unpark(self) -> None:
+        self.policy.unpark()
+
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "generate":
             raise FatalError(f"the generate function has no operation {call.operation!r}; it has: generate")

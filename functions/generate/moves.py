@@ -23,7 +23,7 @@ from functions.base.wire import CACHES, Call, Ref, WireError
 from functions.call.function import Context, FatalError
 from functions.exchange.base import ExchangeError
 from functions.generate.engine.base import Engine, Request, Sample
-from functions.generate.engine.keys_values import CachePart, KeysValues, Layout, decode, encode, join
+from functions.generate.engine.keys_values import PART_BYTES, CachePart, KeysValues, Layout, decode, encode, join
 
 THREADS = 4
 """Puts or gets at a time."""
@@ -36,9 +36,11 @@ log = logging.getLogger(__name__)
 class Outbox:
     """Writes the keys and values of samples as an engine hands them over, a few of them at a time."""
 
-    def __init__(self, call: Call, context: Context, names: Sequence[tuple[int, int]]) -> None:
-        """`names`: (group, index) of the sample of each number."""
-        self._call, self._context, self._names = call, context, names
+    def __init__(
+        self, call: Call, context: Context, names: Sequence[tuple[int, int]], part_bytes: int = PART_BYTES
+    ) -> None:
+        """`names`: (group, index) of the sample of each number; `part_bytes`: of an object, at most."""
+        self._call, self._context, self._names, self._part_bytes = call, context, names, part_bytes
         self._folder = f"{CACHES}{call.id}/{secrets.token_hex(4)}/"
         self._version = call.weights["policy"].number
         self._pool = ThreadPoolExecutor(THREADS, "caches")
@@ -86,7 +88,7 @@ class Outbox:
 
     def _put(self, cache: KeysValues, group: int, index: int) -> list[Ref]:
         name = f"{self._folder}g{group}.i{index}"
-        blobs = encode(cache, version=self._version, group=group, index=index)
+        blobs = encode(cache, version=self._version, group=group, index=index, part_bytes=self._part_bytes)
         put = self._context.exchange.put
         return [put(f"{name}.{n:02d}", blob, lifetime_s=LIFETIME_S) for n, blob in enumerate(blobs)]
 

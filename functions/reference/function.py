@@ -20,6 +20,7 @@ from functions.call.inputs import read_samples, sample_name
 from functions.call.params import parse
 from functions.models.forward import Head, output_head, pack_logprobs, pack_topk, pack_values, shares_prefix
 from functions.models.packing import make_packs
+from functions.models.parked import HostMemory, tensors_in
 from functions.models.pretrained import load_causal_lm, load_critic, micro_batch_default, pick_device, pick_dtype
 from functions.weights.local_copy import LocalCopy
 
@@ -75,6 +76,7 @@ class ReferenceFunction:
             torch.set_num_threads(threads)
         self._capacity = models
         self._held: dict[tuple[str, Version], _Held] = {}
+        self._host = HostMemory()
         self._critics: dict[str, LocalCopy] = {}
         """By model: critics are trained beside the policy, and their next versions may come as deltas."""
 
@@ -82,6 +84,13 @@ class ReferenceFunction:
         if load.operation not in ("logprobs", "values") or "model" not in load.weights:
             raise FatalError("the reference function loads for operations logprobs and values, with weights.model")
         self._model(load.operation, load.weights["model"], context)
+
+    def park(self) -> int | None:
+        self._host.park(tensors_in(list(self._held.values())))
+        return max((version.number for _, version in self._held), default=None)
+
+    def unpark(self) -> None:
+        self._host.unpark()
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation == "logprobs":

@@ -7,6 +7,9 @@ params   score       rule:<name> | path/to/file.py:function | package.module:fun
          timeout_s   for one sample, default 60
          weights     of several numbers that the scorer gives: "score" is then their weighted sum
          micro_batch_tokens   of the reward model, padding included, default 16384
+         sandbox      where model-written code runs: "local", or the URL of a service in SandboxFusion's form; rule:code
+                      needs it, and a scorer with a parameter `sandbox` is given it (functions/sandbox/program.py)
+         sandbox_timeout_s, sandbox_memory_mb   of one program, default 10 and 1024
 done     ref Columns: "score" and every other number that the scorer gave, of the samples that have a score
          data {"failed": [{"group", "index", "message"}], "texts": Ref of JSON lines, "samples", "tokens" (prompts'
          included), "seconds": of the scorer, "load_s" (functions/server/preload.py)}
@@ -25,14 +28,18 @@ from typing import Any, Literal
 import numpy as np
 from tokenizers import Tokenizer
 
+from functions.base.rows import ground_truths
 from functions.base.samples import Columns, Finish, SampleBatch
 from functions.base.wire import Call, Event, Load, Version
-from functions.call.function import Context, FatalError
+from functions.call.function import Context, FatalError, RetryableError
 from functions.call.inputs import read_samples
 from functions.call.params import parse
 from functions.reward import python
 from functions.reward.remote import Remote
+from functions.reward.rules import CODE_RULES
 from functions.reward.scorer import Failed, Item, Scored, Scorer
+from functions.sandbox.open import open_sandbox
+from functions.sandbox.program import Limits, Sandbox, SandboxError
 from functions.weights.manifest import Manifest, label, read_manifest
 
 
@@ -42,6 +49,9 @@ class ScoreParams:
     on_error: Literal["fail", "drop"] = "fail"
     timeout_s: float = 60.0
     micro_batch_tokens: int = 16384
+    sandbox: str = ""
+    sandbox_timeout_s: float = Limits.timeout_s
+    sandbox_memory_mb: int = Limits.memory_mb
     weights: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -49,6 +59,12 @@ class ScoreParams:
             raise ValueError(f"timeout_s is {self.timeout_s:g}, wants a number of seconds above 0")
         if self.micro_batch_tokens < 1:
             raise ValueError(f"micro_batch_tokens is {self.micro_batch_tokens}, wants 1 or more")
+        if self.sandbox not in ("", LOCAL) and not self.sandbox.startswith(("http://", "https://")):
+            raise ValueError(f"sandbox is {self.sandbox!r}, wants {LOCAL!r} or a URL")
+        Limits(timeout_s=self.sandbox_timeout_s, memory_mb=self.sandbox_memory_mb)
+
+
+LOCAL = "local"
 
 
 class RewardFunction:
@@ -58,12 +74,28 @@ class RewardFunction:
         self._device, self._dtype = device, dtype
         self._tokenizers: dict[str, Tokenizer] = {}
         self._model: tuple[Version, Any] | None = None
+        self._sandbox: tuple[str, Sandbox] | None = None
+        self._host: Any = None
+        """HostMemory, where there is a model."""
 
     def load_ahead(self, load: Load, context: Context) -> None:
         if load.operation != "score" or "model" not in load.weights:
             raise FatalError("the reward function loads for operation 'score', with weights.model")
         with context.phase("load"):
             self._hold(load.weights["model"], context)
+
+    def park(self) -> int | None:
+        if self._model is None:
+            return None
+        from functions.models.parked import HostMemory, tensors_in
+
+        self._host = self._host or HostMemory()
+        self._host.park(tensors_in(self._model[1]))
+        return self._model[0].number
+
+    def unpark(self) -> None:
+        if self._host is not None:
+            self._host.unpark()
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "score":
@@ -87,7 +119,8 @@ class RewardFunction:
         ]
         if failed and params.on_error == "fail":
             more = f" (and {len(failed) - 1} more samples without a score)" if len(failed) > 1 else ""
-            raise FatalError(f"{failed[0]['message']}{more}")
+            again = any(isinstance(result, Failed) and result.retryable for result in results)
+            raise (RetryableError if again else FatalError)(f"{failed[0]['message']}{more}")
         context.check()
         scored = [i for i, result in enumerate(results) if isinstance(result, Scored)]
         columns = Columns.of(batch.select(scored), sample=_columns(results))
@@ -101,13 +134,36 @@ class RewardFunction:
 
     def _scorer(self, params: ScoreParams, call: Call, context: Context) -> Scorer:
         score, timeout_s = params.score, params.timeout_s
+        if score.removeprefix("rule:") in CODE_RULES:
+            return self._code_scorer(params, context)
         if score.startswith("rule:"):
             return python.rule(score.removeprefix("rule:"), timeout_s, context.check)
         if score.startswith(("http://", "https://")):
             return Remote(score, timeout_s, context.check, context.meter)
         if score == "model":
             return self._reward_model(params, call, context)
-        return python.from_file(score, timeout_s, context.check)
+        given = {} if not params.sandbox else {"sandbox": self._hold_sandbox(params.sandbox)}
+        return python.from_file(score, timeout_s, context.check, given)
+
+    def _code_scorer(self, params: ScoreParams, context: Context) -> Scorer:
+        from functions.reward import code
+
+        if not params.sandbox:
+            raise FatalError(f"{params.score} runs code that a model wrote: it wants reward.sandbox = true, or a URL")
+        limits = Limits(timeout_s=params.sandbox_timeout_s, memory_mb=params.sandbox_memory_mb)
+        name, remote = params.score.removeprefix("rule:"), params.sandbox != LOCAL
+        return code.scorer(name, self._hold_sandbox(params.sandbox), limits, remote=remote, tick=context.check)
+
+    def _hold_sandbox(self, where: str) -> Sandbox:
+        if self._sandbox is None or self._sandbox[0] != where:
+            if self._sandbox is not None:
+                self._sandbox[1].close()
+                self._sandbox = None
+            try:
+                self._sandbox = (where, open_sandbox(None if where == LOCAL else where))
+            except SandboxError as error:
+                raise RetryableError(str(error)) from error
+        return self._sandbox[1]
 
     def _reward_model(self, params: ScoreParams, call: Call, context: Context) -> Scorer:
         if "model" not in call.weights:
@@ -231,4 +287,7 @@ def _text(batch: SampleBatch, i: int, item: Item, result: Scored | Failed) -> by
         "version": int(batch.version[i]),
         "tokens": int(batch.responses.lengths[i]),
     }
+    truth = next(ground_truths(item.row), None)
+    if truth is not None:
+        line["ground_truth"] = truth
     return json.dumps(line, ensure_ascii=False).encode() + b"\n"

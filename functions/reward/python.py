@@ -21,6 +21,9 @@ from functions.call.function import FatalError
 from functions.reward.rules import NEEDS_NO_TRUTH, RULES, predicted
 from functions.reward.scorer import Failed, Item, Scored, checked, ground_truth
 from functions.reward.timelimit import TimeLimit, time_limit
+from functions.sandbox.program import SandboxError
+
+SANDBOX = "sandbox"
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ def _guarded(
                 value = asyncio.run(value)
     except FatalError:
         raise
+    except SandboxError as error:
+        return [Failed(f"{who}: {names}: {error}", retryable=True)] * len(items)
     except TimeLimit:
         return [Failed(f"{who} took longer than {timeout_s:g} s on {names}")] * len(items)
     except Exception as error:
@@ -105,14 +110,21 @@ def rule(name: str, timeout_s: float, tick: Callable[[], None]) -> OneByOne:
     return OneByOne(f"rule:{name}", score, timeout_s, tick)
 
 
-def from_file(name: str, timeout_s: float, tick: Callable[[], None]) -> OneByOne | Batched:
-    """The scorer `path/to/file.py:function`. FatalError when it has neither verl's nor TRL's form."""
+def from_file(
+    name: str, timeout_s: float, tick: Callable[[], None], given: Mapping[str, Any] | None = None
+) -> OneByOne | Batched:
+    """The scorer `path/to/file.py:function`. FatalError when it has neither verl's nor TRL's form. Of what is `given`
+    besides ("sandbox") it gets what it has a parameter for."""
     function = userfile.load(name)
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError) as error:
         raise FatalError(f"{name} is {type(function).__name__}, wants a function") from error
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    wanted = {key: value for key, value in (given or {}).items() if key in parameters}
+    if SANDBOX in parameters and not wanted and parameters[SANDBOX].default is inspect.Parameter.empty:
+        raise FatalError(f"{name} has a parameter {SANDBOX!r}: it wants reward.sandbox = true, or a URL")
+    function = partial(function, **wanted)
     if "completions" in parameters:
         return Batched(name, lambda items: function(**trl_arguments(items, parameters, takes_any)), timeout_s, tick)
     if "solution_str" in parameters:

@@ -6,6 +6,7 @@ r"""Rules: pure functions of a response and the right answer, 1.0 or 0.0.
     rule:boxed     what the last \boxed{} or \fbox{} holds, as LaTeX
     rule:answer    what the last <answer></answer> holds
     rule:regex     the right answer is a regular expression that the response has to contain
+    rule:code      every test of the row passes on the response's code; rule:code_fraction: the share of them (code.py)
     rule:format    <think>...</think> and then <answer>...</answer>, and nothing else; needs no right answer
 
 verl/utils/reward_score/gsm8k.py and math_reward.py are the models of gsm8k and boxed. Different here: answers that are
@@ -158,4 +159,6 @@ RULES: Mapping[str, Rule] = {
     "regex": regex,
     "format": lambda response, _truth: FORMAT.fullmatch(response) is not None,
 }
+CODE_RULES = ("code", "code_fraction")
+"""Those that run the response's code against the row's tests (functions/reward/code.py), in a sandbox."""
 NEEDS_NO_TRUTH = frozenset(("format",))

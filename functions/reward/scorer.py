@@ -49,6 +49,8 @@ class Failed:
     """Why a sample has no score: one line that names the scorer, the sample and the place."""
 
     message: str
+    retryable: bool = False
+    """What failed is not the scorer: the call may succeed when it is repeated."""
 
 
 class Scorer(Protocol):

@@ -52,15 +52,12 @@ from functions.base.http_limits import TooLarge, bounded_body, limited
 from functions.base.logs import About, catch_printed, finish_printed, log_lines
 from functions.base.prometheus import CONTENT_TYPE
 from functions.base.wire import Call, Event
-from functions.call import userfile
-from functions.call.function import Function
-from functions.exchange.base import Exchange, check_key
-from functions.exchange.open import open_exchange
-from functions.server import kinds
+from functions.exchange.base import check_key
 from functions.server.attempt import Attempt, Outcome
+from functions.server.control import Control
 from functions.server.metrics import ReplicaMetrics
-from functions.server.preload import Ahead
 from functions.server.settings import Settings
+from functions.server.work import Work
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +119,8 @@ class Server:
         self.started_s = time.monotonic()
         self.open: Open | None = None
         self.draining = False
+        self.parked = False
+        """It has left its accelerator, and takes no calls until it is back."""
         self.loading = False
         """The main thread loads ahead, for nobody yet. It sets this before it looks at `draining`."""
         self.epoch = 0
@@ -138,6 +137,8 @@ class Server:
             return problem(401, "no or a wrong token", "send the job's token: Authorization: Bearer TOKEN")
         if self.draining:
             return problem(503, "draining", f"replica {self.settings.name} takes no new calls: it is being stopped")
+        if self.parked:
+            return problem(503, "parked", f"the process of {self.settings.name} is parked")
         try:
             call = Call.from_json(json.loads(await bounded_body(request, LARGEST_CALL_BYTES)))
             check_key(call.prefix + "events")
@@ -221,6 +222,24 @@ class Server:
             if self.draining:
                 self.submit(None)
 
+    async def rests(self) -> bool:
+        """Whether no call is open and none will come before it is told otherwise; one whose answer is being closed is
+        waited for."""
+        if self.open is not None and await _within(ANSWERED_S, self.open.ended):
+            opened = self.open
+            if opened is not None:
+                await _within(ANSWERED_S, opened.answered)
+        return self.open is None and not self.draining
+
+    def renamed(self, settings: Settings) -> None:
+        """Another life of the process begins."""
+        self.settings, self.told, self.accepted, self.started_s = (
+            settings,
+            ReplicaMetrics(settings),
+            0,
+            time.monotonic(),
+        )
+
     # --- drain, health ---------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
@@ -287,12 +306,14 @@ def _post(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[bytes | None], l
 # --- the process -----------------------------------------------------------------------------------------------------
 
 
-def serve(settings: Settings, listener: socket.socket) -> None:
-    """Runs a replica on `listener` (bound and listening) until it has drained. Main thread only."""
+def serve(settings: Settings, listener: socket.socket, control: socket.socket | None = None) -> None:
+    """Runs a replica on `listener` (bound and listening) until it has drained. Main thread only.
+
+    `control`: the socket to the agent that has forked it; one that has none never parks.
+    """
     about = About({"job": settings.job, "function": settings.function or settings.kind, "replica": settings.name})
     log_lines(about)
     catch_printed()
-    attempts: queue.SimpleQueue[Open | None] = queue.SimpleQueue()
     scratch = settings.scratch or tempfile.mkdtemp(prefix="rlhf-function-")
 
     def leave() -> None:
@@ -301,7 +322,8 @@ def serve(settings: Settings, listener: socket.socket) -> None:
             shutil.rmtree(scratch, ignore_errors=True)
         os._exit(0)
 
-    server = Server(settings, attempts.put, leave)
+    work = Work(settings, scratch, about)
+    server = Server(settings, work.queue.put, leave)
     shell = server.shell()
     started: queue.SimpleQueue[asyncio.AbstractEventLoop] = queue.SimpleQueue()
     woken, wakeup = socket.socketpair()
@@ -311,6 +333,8 @@ def serve(settings: Settings, listener: socket.socket) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         loop.add_reader(woken, on_signal)
+        if control is not None:
+            Control(control, server, work, about).listen(loop)
         loop.call_soon(started.put, loop)
         await shell.serve(sockets=[listener])
 
@@ -326,62 +350,13 @@ def serve(settings: Settings, listener: socket.socket) -> None:
     thread.start()
     loop = started.get()
     try:
-        _work(settings, scratch, attempts, server, about, loop)
+        work.run(server, loop)
     finally:
         finish_printed()
         shell.should_exit = True
         thread.join()
         if not settings.scratch:
             shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _work(
-    settings: Settings,
-    scratch: str,
-    attempts: queue.SimpleQueue[Open | None],
-    server: Server,
-    about: About,
-    loop: asyncio.AbstractEventLoop,
-) -> None:
-    """The main thread: loads the function, then runs one attempt after the other."""
-    made: dict[str, Function] = {}
-    opened: dict[str, Exchange] = {}
-
-    def function() -> Function:
-        if "it" not in made:
-            made["it"] = kinds.build(settings.kind, settings.options)
-            server.told.built()
-        return made["it"]
-
-    def exchange() -> Exchange:
-        if "it" not in opened:
-            opened["it"] = open_exchange(settings.exchange, settings.job)
-        return opened["it"]
-
-    userfile.carried_by(lambda key: exchange().durable.get(key))
-    ahead, first = Ahead(), True
-    with contextlib.suppress(Exception):  # the calls say what is wrong; loading begins before the first of them comes
-        function()
-        server.loading = True
-        if not server.draining and attempts.empty():
-            ahead.load(function(), exchange, about.process["function"], scratch, attempts.empty)
-    server.loading = False
-    finish_printed()
-    if ahead.broken:  # a call that has come is lost, and made again elsewhere
-        server.leave()
-    server.told.loaded(ahead)
-    while (it := attempts.get()) is not None:
-        call = it.attempt.call
-        if first:
-            ahead.tell(it.attempt, it.since_s)
-            first = False
-        about.call = {"step": call.step, "call": call.id} | ({"trace": it.attempt.meter.trace_id} if call.trace else {})
-        log.info("%s begins", call.operation)
-        outcome = it.attempt.run(function, exchange, scratch)
-        finish_printed()
-        log.info("%s ends: %s after %.3f s", call.operation, outcome, it.attempt.meter.now_s())
-        about.call = {}
-        loop.call_soon_threadsafe(server.ended, it, outcome)
 
 
 def set_threads(threads: int) -> None:

@@ -1,10 +1,10 @@
 """A replica's keeper: the process above it, which sees to it that nothing of the replica is left when it ends.
 
-    warm parent --fork--> keeper --fork--> replica --> whatever it starts, in whatever session
+    node agent --fork--> keeper --fork--> replica --> whatever it starts, in whatever session
          | SIGTERM, or its death      | adopts what the replica leaves behind (Linux: prctl(2), PR_SET_CHILD_SUBREAPER)
 
 It ends as its replica has ended, by the same code or signal, and not before all that the replica has started is gone. A
-keeper that is killed itself takes its replica along; what that leaves falls to the warm parent, which does likewise.
+keeper that is killed itself takes its replica along; what that leaves falls to the agent, which does likewise.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ class ReplicaMetrics:
         self._values = Values(COUNTED, self._constant)
         self._started_s = time.monotonic()
 
-    def built(self) -> None:
-        """The function is there: the cold start is over."""
-        self._values.set(COLD_START, process_age_s())
+    def built(self, seconds: float | None = None) -> None:
+        """The function is there: the cold start is over, after `seconds` where the process was parked."""
+        self._values.set(COLD_START, process_age_s() if seconds is None else seconds)
 
     def loaded(self, ahead: Ahead) -> None:
         """Loading ahead is over, or there was nothing to load."""

@@ -51,6 +51,8 @@ class Settings:
     scratch: str = ""
     token: str = ""
     function: str = ""
+    leased: bool = False
+    """Parked, the process ends when the job's orchestrator has given no sign of life (wire.ALIVE) for its lifetime."""
     stuck_s: float = 60.0
     """How long a cancelled call may go on before the process, of no use any more, ends itself."""
 
@@ -85,6 +87,7 @@ class Settings:
         parser.add_argument("--threads", type=int, default=int(env.get("RLHF_THREADS", "1")))
         parser.add_argument("--heartbeat-s", type=float, default=float(env.get("RLHF_HEARTBEAT_S", "2")))
         parser.add_argument("--grace-s", type=float, default=float(env.get("RLHF_GRACE_S", "30")))
+        parser.add_argument("--leased", type=lambda word: word == "True", default=False)
         parser.add_argument("--stuck-s", type=float, default=cls.stuck_s)
         parser.add_argument("--scratch", default=env.get("RLHF_SCRATCH", ""))
         given = parser.parse_args(arguments)
@@ -104,6 +107,7 @@ class Settings:
                 threads=given.threads,
                 heartbeat_s=given.heartbeat_s,
                 grace_s=given.grace_s,
+                leased=given.leased,
                 stuck_s=given.stuck_s,
                 scratch=given.scratch,
                 token=env.get("RLHF_TOKEN", ""),

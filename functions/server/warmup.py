@@ -1,4 +1,4 @@
-"""What the warm parent runs once, so that replicas forked from it find all of it loaded: lazy imports, operators,
+"""What the node agent runs once, so that replicas forked from it find all of it loaded: lazy imports, operators,
 kernels. In one thread, and without touching a GPU."""
 
 from __future__ import annotations
@@ -7,18 +7,29 @@ import asyncio
 import json
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from functions.base.samples import Columns, SampleBatch
 from functions.base.wire import Call, Event, Json
-from functions.call.function import Context
+from functions.call.function import Context, FatalError
 from functions.exchange.directory import DirectoryExchange
 from functions.server.app import Open, Server
-from functions.server.kinds import build
+from functions.server.kinds import build, load
 from functions.server.settings import Settings, listen_unix
 from functions.weights.base import import_model
+
+
+def preload(kinds: Sequence[str], scratch: str) -> None:
+    """Loads what replicas of these kinds need. A kind that cannot be loaded is left to its replicas, who say why."""
+    warm_server(scratch)
+    for kind in kinds:
+        with suppress(FatalError):
+            load(kind)
+    if {"generate", "reference", "train"} & set(kinds):
+        warm_functions(kinds, scratch)
 
 
 def warm_server(scratch: str | None) -> None:

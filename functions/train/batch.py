@@ -38,6 +38,8 @@ class TrainBatch:
     mismatch: Tensor = field(init=False)
     """[S], filled as the packs pass (mismatch.py); nan: not yet, or the sample does not train."""
 
+    advantage: Tensor = field(init=False)
+    """[S], as `mismatch`: the mean advantage of a sample's tokens."""
     kept_mass: Tensor = field(init=False)
     """[N], filled as the packs pass: ln of what top-k and top-p keep of the policy's distribution before the step."""
 
@@ -46,7 +48,8 @@ class TrainBatch:
     squared_mass: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mismatch", torch.full((self.count,), torch.nan))
+        for name in ("mismatch", "advantage"):
+            object.__setattr__(self, name, torch.full((self.count,), torch.nan))
         for name in ("kept_mass", "entropy", "squared_mass"):
             object.__setattr__(self, name, torch.zeros_like(self.mask))
 

@@ -55,6 +55,10 @@ class Optimizer:
             if parameter in self._adam.state
         }
 
+    def tensors(self) -> Iterator[Tensor]:
+        """All that it holds beside the parameters."""
+        return (t for own in self._adam.state.values() for t in own.values() if isinstance(t, Tensor))
+
     def zero_grad(self) -> None:
         self._adam.zero_grad(set_to_none=True)
 

@@ -16,6 +16,7 @@ from functions.call.function import Context, FatalError
 from functions.call.train_params import LoraParams, TrainParams
 from functions.models.forward import output_head
 from functions.models.lora import ADAPTER, adapter_tensors, add_adapters, load_adapters
+from functions.models.parked import tensors_in
 from functions.models.pretrained import checkpoint_names, checkpoint_tensors, load_causal_lm, load_critic, own_tensors
 from functions.train.gang import ALONE, Ranks, await_value
 from functions.train.optimizer import MASTER, Optimizer
@@ -110,7 +111,22 @@ def load(
         raise FatalError(f"weights {label(version)}: its optimizer state lacks {error}") from error
     carry = dict(trainer.get("carry", {}))
     state = TrainState(version, base, Structure.of(params), model, forward, optimizer, carry, ranks)
+    return whole_again(state)
+
+
+def lighter(state: TrainState) -> TrainState:
+    """`state` without what can be computed again from its weights."""
+    state.optimizer.zero_grad()
+    return replace(state, published={})
+
+
+def whole_again(state: TrainState) -> TrainState:
+    """What `lighter` was given."""
     return replace(state, published=_weights(state)) if state.structure.deltas else state
+
+
+def tensors_of(state: TrainState) -> list[Tensor]:
+    return [*tensors_in(state.model), *state.optimizer.tensors()]
 
 
 def _whole_model(

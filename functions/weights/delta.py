@@ -52,7 +52,12 @@ def unsigned(data: memoryview | bytes, dtype: str) -> Array:
 
 
 def difference(
-    parent: Manifest, old: Mapping[str, Blob], new: Mapping[str, Blob], *, part_bytes: int = PART_BYTES
+    parent: Manifest,
+    old: Mapping[str, Blob],
+    new: Mapping[str, Blob],
+    *,
+    part_bytes: int = PART_BYTES,
+    section_elements: int = SECTION_ELEMENTS,
 ) -> Difference | None:
     """From `old`, what `parent` has of some or all of its tensors, to `new`. None where a delta would not lead from one
     to the other: names, dtypes or shapes differ, or `old` are not the bytes that `parent` has."""
@@ -63,9 +68,9 @@ def difference(
     for name, blob in new.items():
         before, after = unsigned(old[name].data, blob.dtype), unsigned(blob.data, blob.dtype)
         begin = blob.start // ITEM_BYTES[blob.dtype]
-        for first in range(0, len(after), SECTION_ELEMENTS):
-            chunk = after[first : first + SECTION_ELEMENTS]
-            differs = chunk != before[first : first + SECTION_ELEMENTS]
+        for first in range(0, len(after), section_elements):
+            chunk = after[first : first + section_elements]
+            differs = chunk != before[first : first + section_elements]
             count = int(np.count_nonzero(differs))
             changed += count
             if not count or size + count * (1 + chunk.itemsize) > limit:

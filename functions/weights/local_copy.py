@@ -75,6 +75,11 @@ class LocalCopy:
         self._held, self._directory = manifest, directory
         return Arrival(directory, None if held is None or deltas is None else Changes(held.version, deltas))
 
+    @property
+    def directory(self) -> Path | None:
+        """Where the version lies that is held; None: none is."""
+        return None if self._held is None else self._directory
+
     def settle(self) -> None:
         """After the weights were loaded: deletes a copy that no delta will lead on from."""
         if self._held is not None and not followed(self._held):

@@ -96,6 +96,7 @@ RULES: Mapping[str, Rule] = {
     **{".".join(key): path for key in PATHS},
     **{".".join(filter(None, key)): code for key in CODE},
     "reward.score": score,
+    "reward.sandbox": web,
     "exchange.url": store,
     "telemetry.mlflow.tracking_uri": web,
     "telemetry.otlp_endpoint": web,

@@ -32,7 +32,8 @@ class JobView(BaseModel):
     metrics: dict[str, float] = Field(description="The few of the last step that a person follows")
     trend: list[float] = Field(description="Mean score of at most 40 steps, evenly spread, oldest first")
     spent_usd: float | None = Field(description="As of the last look into the books, within a step too")
-    serverful_usd: float | None = Field(description="What reserved machines would have cost by the same moment")
+    spent_replica_s: float | None = Field(description="Seconds of replicas, as of the same look")
+    wall_s: float | None = Field(description="Seconds in which orchestrators have worked on it")
     last_event: int = Field(description="Id of its last event")
     sample_failures: int = Field(description="Samples that were dropped because their scorer failed")
     can: list[Literal["cancel", "resume", "delete"]] = Field(description="What may be asked of it now")
@@ -43,6 +44,7 @@ class JobDetail(JobView):
     """A training job with its configuration."""
 
     config: dict[str, Any] = Field(description="The resolved job, without secrets")
+    trains: dict[str, Any] = Field(description="What each model is trained with: the job's over the recipe's settings")
 
 
 class JobList(BaseModel):
@@ -82,7 +84,8 @@ def view(job: Job) -> dict[str, Any]:
         "metrics": summary.metrics,
         "trend": trend(summary),
         "spent_usd": None if job.now is None else job.now["usd"],
-        "serverful_usd": None if job.now is None else job.now["serverful_usd"],
+        "spent_replica_s": None if job.now is None else job.now.get("replica_s"),
+        "wall_s": None if job.now is None else job.now["wall_s"],
         "last_event": summary.last_id,
         "sample_failures": summary.sample_failures,
         "can": _can(job),

@@ -127,6 +127,7 @@ def page_routes() -> APIRouter:
     router = APIRouter(include_in_schema=False)
 
     @router.get("/")
+    @router.get("/compare")
     @router.get("/jobs/{id}")
     async def page() -> Response:
         text, policy = index()

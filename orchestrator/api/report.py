@@ -20,12 +20,13 @@ from orchestrator.api.page import report_page
 from orchestrator.api.redact import redacted
 from orchestrator.api.routes import detail
 from orchestrator.api.summary import SummaryFile
-from orchestrator.api.view_routes import checkpoints_of, cost_of, metrics_of
+from orchestrator.api.view_routes import checkpoints_of, cost_of, health_of, metrics_of, samples_of, where_of
 from orchestrator.api.views.costs import NO_BOOKS, cost_columns
 from orchestrator.api.views.log import event_page, last_lines
 from orchestrator.api.views.plan import plan_of
+from orchestrator.api.views.reserved import read_reserved
 from orchestrator.api.views.tail import Tails
-from orchestrator.api.views.texts import kept_steps, read_samples
+from orchestrator.api.views.texts import PREFIX, Kind, kept_steps, read_samples
 from orchestrator.api.views.thin import Names
 from orchestrator.api.views.timeline import Timelines
 from orchestrator.base.errors import RunError
@@ -74,9 +75,12 @@ def report_data(directory: RunDirectory) -> Json:
         "metrics": metrics_of(rows, Names().of(path, rows), (), 0, None, POINTS),
         "cost": cost_of(books, steps=False),
         "cost_steps": cost_columns(books or NO_BOOKS, POINTS),
+        "reserved": read_reserved(path),
+        "health": health_of(job.config, rows),
+        "where": where_of(job.config, rows[-PLANS:]),
         "replicas": _timelines(path, job.config.function, alive),
-        "plans": [plan_of(planned, books, step) for step in steps],
-        "samples": _samples(path / "samples"),
+        "plans": [plan_of(planned, rows, step) for step in steps],
+        "samples": {of: _samples(path / "samples", of) for of in PREFIX},
         "events": json.loads(redacted(json.dumps(page["events"]))),
         "checkpoints": checkpoints_of(job, path),
         "output": {"lines": [redacted(str(LogLine.parse(line))) for line in last_lines(path / OUTPUT, LINES)]},
@@ -106,12 +110,12 @@ def _timelines(path: Path, function: Callable[[str], Any], alive: bool) -> list[
     return [*fine, whole] if from_s < whole["end_s"] else [whole]
 
 
-def _samples(folder: Path) -> list[Json]:
+def _samples(folder: Path, of: Kind) -> list[Json]:
 
     tails = Tails()
     return [
-        {"step": step, "samples": read_samples(tails, folder, step)[:SAMPLES]}
-        for step in evenly(kept_steps(folder), SAMPLE_STEPS)
+        {"step": step, "samples": (found := read_samples(tails, folder, step, of)[:SAMPLES]), **samples_of(found)}
+        for step in evenly(kept_steps(folder, of), SAMPLE_STEPS)
     ]
 
 

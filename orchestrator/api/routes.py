@@ -19,6 +19,9 @@ from orchestrator.api.jobs import ID, Job, Jobs, State
 from orchestrator.api.problems import ApiError, responses
 from orchestrator.api.redact import redacted
 from orchestrator.api.submission import JSON_TYPE, TOML_TYPE, read_job
+from orchestrator.base.errors import OrchestratorError
+from orchestrator.recipes import RECIPES
+from orchestrator.recipes.settings import train_settings
 from orchestrator.run.events import EVENT_TYPES
 
 LARGEST_JOB_BYTES = 1 << 20
@@ -195,4 +198,17 @@ def detail(job: Job) -> dict[str, Any]:
     knative = config["platform"]["knative"]
     if knative is not None:
         knative["env"] = dict.fromkeys(knative["env"], "***")
-    return _view(job) | {"config": config | {"name": job.desired.name}}
+    return _view(job) | {"config": config | {"name": job.desired.name}, "trains": _trains(job)}
+
+
+def _trains(job: Job) -> dict[str, Any]:
+    """What each model is trained with. A recipe in a file of the user's is not looked at: it would run here."""
+    recipe = RECIPES.get(job.config.recipe)
+    if recipe is None:
+        return {}
+    try:
+        found = {model: params.to_json() for model, params in train_settings(job.config, recipe).items()}
+    except OrchestratorError:
+        return {}  # a job of another version, or one that fails with just this
+    told: dict[str, Any] = json.loads(redacted(json.dumps(found)))
+    return told

@@ -6,14 +6,15 @@ Each answers a window or a page, thinned out by the server: a job of any length 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 
 from functions.base.logs import LogLine
-from functions.base.wire import Json
+from functions.base.wire import Json, Version
+from functions.call.train_params import rollout_bound
 from orchestrator.api.jobs import ID, Job, Jobs
 from orchestrator.api.launch import OUTPUT
 from orchestrator.api.problems import ApiError, responses
@@ -22,14 +23,19 @@ from orchestrator.api.views import models
 from orchestrator.api.views.costs import NO_BOOKS, BookFiles
 from orchestrator.api.views.log import event_page, last_lines
 from orchestrator.api.views.plan import plan_of
+from orchestrator.api.views.reserved import ReservedRuns
 from orchestrator.api.views.tail import Tails
-from orchestrator.api.views.texts import Filter, SortKey, chosen, kept_steps, read_samples
+from orchestrator.api.views.texts import Filter, Kind, SortKey, chosen, groups_of, kept_steps, read_samples, same_prompt
 from orchestrator.api.views.thin import Names, columns, parts, thinned
 from orchestrator.api.views.timeline import Timelines
+from orchestrator.job.config import JobConfig
+from orchestrator.recipes.settings import rollout_diff
 from orchestrator.run.events import FILE as EVENTS
 from orchestrator.run.events import EventType
 from orchestrator.run.ledger import Books
+from orchestrator.telemetry.health import health_json
 from orchestrator.telemetry.plans import FILE as PLANS
+from orchestrator.telemetry.where import advice, parts_of
 
 JSON_TYPE = "application/json"
 LARGEST_TIME_S = 1e10
@@ -51,7 +57,7 @@ def view_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         prefix="/v1/jobs", tags=["views"], dependencies=[Depends(reads)], responses=responses(401, 404, 422)
     )
     metric_rows, event_rows, sample_rows, plan_rows = Tails(), Tails(), Tails(), Tails()
-    books, timelines, names = BookFiles(), Timelines(), Names()
+    books, timelines, names, reserved = BookFiles(), Timelines(), Names(), ReservedRuns()
 
     def directory(id: str) -> FilePath:
         return jobs.directory(jobs.get(id).id)
@@ -93,6 +99,29 @@ def view_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         return Response(books.columns(directory(id) / "cost.json", points), media_type=JSON_TYPE)
 
     @router.get(
+        "/{id}/reserved", operation_id="getReserved", summary="The same steps on reserved machines, simulated",
+        response_model=models.Reserved,
+    )  # fmt: skip
+    def reserved_runs(id: JobId) -> dict[str, Any]:
+        job = jobs.get(id)
+        return reserved.read(jobs.directory(id), job.summary.step or 0, ended=not job.alive)
+
+    @router.get(
+        "/{id}/health", operation_id="getHealth", summary="Whether it learns as it should, with reasons",
+        response_model=models.Health,
+    )  # fmt: skip
+    def health(id: JobId) -> dict[str, Any]:
+        return health_of(jobs.get(id).config, metric_rows.read(directory(id) / "metrics.jsonl"))
+
+    @router.get(
+        "/{id}/where", operation_id="getWhere", summary="Where steps' time went, and what would make them faster",
+        response_model=models.Where,
+    )  # fmt: skip
+    def where(id: JobId, to_step: AnyStep = None, count: Annotated[int, Query(ge=1, le=1000)] = 8) -> dict[str, Any]:
+        rows = metric_rows.read(directory(id) / "metrics.jsonl")
+        return where_of(jobs.get(id).config, [r for r in rows if to_step is None or r["step"] <= to_step][-count:])
+
+    @router.get(
         "/{id}/checkpoints", operation_id="listCheckpoints", summary="Versions whose weights are kept",
         response_model=models.Checkpoints,
     )  # fmt: skip
@@ -113,21 +142,40 @@ def view_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         max_score: Score = None,
         group: AnyStep = None,
         finish: Annotated[Literal["stop", "length"] | None, Query(description="How it ended")] = None,
+        of: Kind = "training",
         sort: SortKey = "index",
         offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Response:
         folder = directory(id) / "samples"
-        kept = kept_steps(folder)
+        kept = kept_steps(folder, of)
         number = kept[-1] if step is None and kept else step
         wanted = Filter(contains, min_score, max_score, group, finish)
         if number is not None and number not in kept:
             raise ApiError(404, f"step {number} has no samples")
-        found = [] if number is None else chosen(read_samples(sample_rows, folder, number), wanted, sort)
+        known = [] if number is None else read_samples(sample_rows, folder, number, of)
+        found = chosen(known, wanted, sort)
         ends = [kept[0], kept[-1]] if kept else []
         page = found[offset : offset + limit]
-        answer = {"step": number, "steps": ends, "total": len(found), "samples": page}
+        answer = samples_of(known) | {"step": number, "steps": ends, "total": len(found), "samples": page}
         return _json(answer)
+
+    @router.get(
+        "/{id}/prompt", operation_id="getPrompt", summary="The samples of one prompt over the steps",
+        response_model=models.PromptSteps,
+    )  # fmt: skip
+    def prompt(
+        id: JobId,
+        step: Annotated[int, Query(ge=0, le=10**9)],
+        group: Annotated[int, Query(ge=0, le=10**9, description="The prompt is that of this group of the step")],
+        of: Kind = "training",
+    ) -> Response:
+        folder = directory(id) / "samples"
+        samples = read_samples(sample_rows, folder, step, of)
+        text = next((sample["prompt"] for sample in samples if sample["group"] == group), None)
+        if text is None:
+            raise ApiError(404, f"step {step} has no samples of group {group}")
+        return _json({"steps": same_prompt(folder, text, of)})
 
     @router.get(
         "/{id}/replicas", operation_id="getReplicas", summary="Replicas over time: lanes, or counts by state",
@@ -155,7 +203,7 @@ def view_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         id: JobId, step: Annotated[int | None, Query(ge=0, le=10**9, description="Default: the last planned")] = None
     ) -> dict[str, Any]:
         where = directory(id)
-        return plan_of(plan_rows.read(where / PLANS), books.read(where / "cost.json"), step)
+        return plan_of(plan_rows.read(where / PLANS), metric_rows.read(where / "metrics.jsonl"), step)
 
     @router.get(
         "/{id}/event-log", operation_id="listEvents", summary="Past events, newest first",
@@ -200,6 +248,29 @@ def metrics_of(
     return answer
 
 
+def samples_of(samples: Sequence[dict[str, Any]]) -> Json:
+    """What the Samples of models.py say of all of a step's, whichever are asked for."""
+    scores = [sample["score"] for sample in samples if sample.get("score") is not None]
+    return {"scores": scores, "groups": groups_of(samples)}
+
+
+def health_of(config: JobConfig, rows: Sequence[dict[str, Any]]) -> Json:
+    """The Health of models.py."""
+    return {"signs": health_json(rows, rollout_bound(rollout_diff(config), config.model.dtype))}
+
+
+def where_of(config: JobConfig, rows: Sequence[dict[str, Any]]) -> Json:
+    """The Where of models.py: of those steps that tell it."""
+    planner, told = config.planner, [(row, parts_of(row)) for row in rows]
+    return {
+        "steps": [
+            {"step": row["step"], "parts": parts, "advice": advice(row, policy=planner.policy, warm=planner.keep_warm)}
+            for row, parts in told
+            if parts
+        ]
+    }
+
+
 def cost_of(books: Books | None, *, steps: bool) -> Json:
     """The CostView of models.py."""
     answer = (books or NO_BOOKS).to_json(steps=steps)
@@ -212,6 +283,21 @@ def cost_of(books: Books | None, *, steps: bool) -> Json:
 def checkpoints_of(job: Job, directory: FilePath) -> Json:
     """The Checkpoints of models.py."""
     commits = job.summary.commits
+    last = {event.data["step"]: event for event in commits}  # a step's event may come once more after a kill
+    commits = [last[step] for step in sorted(last)]
     kept = commits[:1] + commits[1:][-job.config.checkpoints.keep :]
-    listed = [{"step": e.data["step"], "created_at": e.time, "versions": e.data["versions"]} for e in kept]
-    return {"checkpoints": listed, "model": (directory / "model").is_dir()}
+    listed = [
+        {
+            "step": e.data["step"], "created_at": e.time, "versions": e.data["versions"],
+            "bytes": held_bytes(directory, e.data["versions"].values()),
+        }
+        for e in kept
+    ]  # fmt: skip
+    return {"checkpoints": listed, "model": (directory / "model").is_dir(), "run": str(directory)}
+
+
+def held_bytes(directory: FilePath, versions: Iterable[Json]) -> int | None:
+    """Of the versions' own files; None where the run's directory does not hold them (another exchange)."""
+    folders = {directory / Version.from_json(version).prefix for version in versions}
+    sizes = [file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file()]
+    return sum(sizes) if sizes else None

@@ -1,4 +1,4 @@
-"""Replica-seconds and dollars of a run by function and step; beside them, what holding every function would cost."""
+"""Replica-seconds and dollars of a run by function and step; beside them the same on reserved machines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from orchestrator.base.errors import RunError
 from orchestrator.commands.arguments import json_output, print_json, run_directory
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.ledger import Books, Cost, read_books, total
-from orchestrator.session.terminal_view import dollars, duration
+from orchestrator.session.terminal_view import dollars, duration, number, spending
+from orchestrator.simulation.reserved import update_reserved
 
 HELP = "replica-seconds and dollars by function and step"
 EXAMPLE = "rlhf-orchestrate cost arithmetic --json"
@@ -27,23 +28,24 @@ def arguments(parser: ArgumentParser) -> None:
 
 def execute(given: Namespace) -> int:
     directory = RunDirectory.open(given.run)
+    books = books_of(directory)
+    reserved = update_reserved(directory)
     if given.json:
-        print_json(cost_json(books_of(directory)))
+        print_json(cost_json(books, reserved))
     else:
-        print_cost(directory)
+        Console().print(cost_table(books, reserved), highlight=False)
     return 0
 
 
-def cost_json(books: Books) -> Json:
-    """What `cost_table` shows: seconds and dollars."""
+def cost_json(books: Books, reserved: Json) -> Json:
+    """What `cost_table` shows: seconds and dollars. `reserved`: orchestrator/simulation/reserved.py."""
     return {
         "usd": books.usd,
-        "serverful_usd": total(books.serverful).usd,
         "wall_s": books.wall_s,
         "executions": books.executions,
         "functions": {name: asdict(cost) for name, cost in books.functions.items()},
-        "serverful": {name: asdict(cost) for name, cost in books.serverful.items()},
         "steps": [step.to_json() for step in books.steps],
+        "reserved": reserved,
     }
 
 
@@ -56,34 +58,49 @@ def books_of(directory: RunDirectory) -> Books:
     return books
 
 
-def print_cost(directory: RunDirectory, console: Console | None = None) -> None:
-    """What the run has cost until now. Raises RunError where nothing was written yet."""
-    (console or Console()).print(cost_table(books_of(directory)), highlight=False)
-
-
-def cost_table(books: Books) -> RenderableType:
-    """By function, and by step; the serverful counterfactual beside them."""
+def cost_table(books: Books, reserved: Json) -> RenderableType:
+    """By function, and by step; GPU-seconds and dollars where there are any."""
+    whole = total(books.functions)
     functions = Table("function", box=SIMPLE, title="functions", title_justify="left")
-    for title in ("replica s", "busy s", "busy", "GPU s", "starts", "USD", "serverful USD"):
+    units = (["GPU s"] if whole.gpu_s else []), (["USD"] if whole.usd else [])
+    for title in ("replica s", "busy s", "busy", *units[0], "starts", *units[1]):
         functions.add_column(title, justify="right")
     for name, cost in books.functions.items():
-        functions.add_row(name, *_cells(cost, books.serverful.get(name, Cost())))
+        functions.add_row(name, *_cells(cost, whole))
     functions.add_section()
-    whole, held = total(books.functions), total(books.serverful)
-    functions.add_row("all", *_cells(whole, held))
+    functions.add_row("all", *_cells(whole, whole))
     names = list(books.functions)
     steps = Table(box=SIMPLE, title="steps: replica seconds by function", title_justify="left")
-    for title in ("step", "wall s", *names, "USD"):
+    for title in ("step", "wall s", *names, *units[1]):
         steps.add_column(title, justify="right")
     for step in books.steps:
         seconds = (f"{step.functions.get(name, Cost()).replica_s:.1f}" for name in names)
-        steps.add_row(str(step.step), f"{step.wall_s:.1f}", *seconds, dollars(step.usd))
-    share = f": {whole.usd / held.usd:.0%} of what holding every function would have cost" if held.usd else ""
+        steps.add_row(str(step.step), f"{step.wall_s:.1f}", *seconds, *([dollars(step.usd)] if whole.usd else []))
     times = "once" if books.executions == 1 else f"{books.executions} times"
-    return Group(functions, steps, f"{dollars(whole.usd)} in {duration(books.wall_s)}, started {times}{share}")
+    spent = f"{spending(whole.usd, whole.replica_s)} in {duration(books.wall_s)}, started {times}"
+    return Group(functions, steps, spent, *reserved_lines(reserved))
 
 
-def _cells(cost: Cost, held: Cost) -> list[str]:
+def reserved_lines(reserved: Json) -> list[str]:
+    """The same steps on machines that are held, and how this run compares; what that assumes stands behind it."""
+    if "why" in reserved:
+        return []
+    used = reserved["used"]
+    key = next((key for key in ("usd", "gpu_s") if used[key]), "replica_s")
+    unit = "GPU" if key == "gpu_s" else "replica"
+    show = dollars if key == "usd" else lambda value: f"{number(value)} {unit}-seconds"
+    lines = [f"Simulated on reserved machines, steps 0 to {reserved['steps']} (this run: {show(used[key])}):"]
+    for place in ("dedicated", "colocated"):
+        held = reserved[place]
+        change = used[key] / held[key] - 1
+        lines.append(
+            f"  {place}: {show(held[key])} in {duration(held['wall_s'])}, {held['machines']}; "
+            f"this run took {abs(change):.0%} {'less' if change < 0 else 'more'}"
+        )
+    return lines
+
+
+def _cells(cost: Cost, whole: Cost) -> list[str]:
     busy = f"{cost.busy_s / cost.replica_s:.0%}" if cost.replica_s else "-"
-    seconds = [f"{cost.replica_s:.1f}", f"{cost.busy_s:.1f}", busy, f"{cost.gpu_s:.1f}"]
-    return [*seconds, str(cost.starts), dollars(cost.usd), dollars(held.usd)]
+    seconds = [f"{cost.replica_s:.1f}", f"{cost.busy_s:.1f}", busy, *([f"{cost.gpu_s:.1f}"] if whole.gpu_s else [])]
+    return [*seconds, str(cost.starts), *([dollars(cost.usd)] if whole.usd else [])]

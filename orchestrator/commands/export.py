@@ -1,4 +1,4 @@
-"""The policy of a run as files that others load: of its last committed step, while it runs and after it.
+"""The policy of a run as files that others load: of its last committed step or another, while it runs and after it.
 
 Without --adapter a Hugging Face directory, adapters merged into the weights; with it the adapter of a LoRA job as peft
 has it. --push sends them to a repository of the Hub (made private where there is none); the token is HF_TOKEN's.
@@ -27,6 +27,7 @@ EXAMPLE = "rlhf-orchestrate export runs/arithmetic arithmetic-model"
 def arguments(parser: ArgumentParser) -> None:
     run_directory(parser)
     parser.add_argument("directory", type=Path, nargs="?", help="new directory (default: RUN/model or RUN/adapter)")
+    parser.add_argument("--step", type=int, help="of this step, whose version must be kept (default: the last)")
     parser.add_argument("--adapter", action="store_true", help="the adapter of a LoRA job alone, as peft has it")
     parser.add_argument("--push", metavar="ORG/NAME", help="send it to this repository of the Hub, too")
 
@@ -41,7 +42,7 @@ def execute(given: Namespace) -> int:
         raise RunError(f"{place}: is there already; name a new directory")
     if given.directory is None and run.holder() is not None and not given.adapter:
         raise RunError(f"{run.path}: is being worked on, and will write {place}; name a directory")
-    print(f"{'adapter' if given.adapter else 'model'}: {asyncio.run(_export(run, place, given.adapter))}")
+    print(f"{'adapter' if given.adapter else 'model'}: {asyncio.run(_export(run, place, given.adapter, given.step))}")
     if id is not None:
         try:
             print(f"pushed: {push(place, id.repository)}")
@@ -50,13 +51,16 @@ def execute(given: Namespace) -> int:
     return 0
 
 
-async def _export(run: RunDirectory, place: Path, adapter: bool) -> Path:
+async def _export(run: RunDirectory, place: Path, adapter: bool, step: int | None) -> Path:
     job = run.job
     product = find_recipe(job.recipe).product
     store = AsyncExchange(run.open_exchange(job), outages=Outages(0.0))
-    last = (await Journal.open(store)).last
+    journal = await Journal.open(store)
+    last = next((record for record in journal.records if record.step == step), journal.last)
     if last is None:
         raise RunError(f"{run.path}: has committed nothing yet")
+    if step is not None and last.step != step:
+        raise RunError(f"--step: got {step}; {run.path} has committed steps 0 to {last.step}")
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         if not adapter:

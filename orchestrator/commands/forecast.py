@@ -55,7 +55,7 @@ def forecast(prepared: Prepared, run: RunDirectory | None = None) -> Forecast:
     """Raises RunError, in one line, where there is nothing to predict by, or no plan meets what was asked for."""
     job = prepared.job
     planner, cap = adaptive_planner(job, prepared.specs), job.rollout.max_response_length
-    basis = f"the roofline of {job.planner.gpu}; responses half as long as allowed, cold starts as on record"
+    basis = f"the roofline of {job.planner.gpu}; lengths of any order of magnitude, cold starts as on record"
     if run is not None:
         steps = finished_steps(run, prepared.source)
         for step in steps:
@@ -100,7 +100,7 @@ def _curve(planner: AdaptivePlanner, request: StepRequest, plan: StepPlan) -> li
     generate = request.functions["generate"]
     found: dict[int, CurvePoint] = {}
     if len(plan.curve) > 1:
-        planner.detailed = None
+        planner.detailed = True
         found = {point.replicas: point for point in planner.plan(request).curve}
     else:
         for count in replica_counts(generate.max_replicas):

@@ -108,25 +108,41 @@ def outcome_table(scenario: Scenario, outcomes: Sequence[Outcome | Rounds]) -> T
     """Means over all steps; the first outcome is what the others are compared with."""
     title = f"{scenario.name}: {scenario.gpus} x {scenario.device.name}, {len(outcomes[0].step_s)} steps"
     table = Table("policy", box=SIMPLE, title=title, title_justify="left")
-    for column in ("step s", "speed", "GPU s a step", f"against {outcomes[0].policy}", "USD a step"):
+    for column in ("step s", "speed", f"{scenario.unit} s a step", f"against {outcomes[0].policy}", "USD a step"):
         table.add_column(column, justify="right")
     base_s, base_gpu_s = _means(outcomes[0])
-    price = scenario.device.usd_per_hour
     for outcome in outcomes:
         step_s, gpu_s = _means(outcome)
-        usd = "-" if price is None else number(gpu_s * price / 3600.0)
+        usd = _usd(scenario, outcome)
         change = f"{100 * (gpu_s / base_gpu_s - 1):+.1f} %"
-        table.add_row(outcome.policy, number(step_s), f"{base_s / step_s:.2f} x", number(gpu_s), change, usd)
+        table.add_row(
+            outcome.policy,
+            number(step_s),
+            f"{base_s / step_s:.2f} x",
+            number(gpu_s),
+            change,
+            "-" if usd is None else number(usd),
+        )
     return table
 
 
 def _outcome_json(scenario: Scenario, outcome: Outcome | Rounds) -> dict[str, Any]:
     """Means over all steps; the first outcome is what the others are compared with."""
     step_s, gpu_s = _means(outcome)
+    seconds = "step_gpu_s" if scenario.unit == "GPU" else "step_replica_s"
+    usd = _usd(scenario, outcome)
+    return {"policy": outcome.policy, "steps": len(outcome.step_s), "step_s": step_s, seconds: gpu_s, "step_usd": usd}
+
+
+def _usd(scenario: Scenario, outcome: Outcome | Rounds) -> float | None:
+    """Of a step; by the price of a GPU, or by those of a run's functions."""
     price = scenario.device.usd_per_hour
-    usd = None if price is None else gpu_s * price / 3600.0
-    return {"policy": outcome.policy, "steps": len(outcome.step_s), "step_s": step_s, "step_gpu_s": gpu_s,
-            "step_usd": usd}  # fmt: skip
+    if price is not None:
+        return _means(outcome)[1] * price / 3600.0
+    if isinstance(outcome, Rounds):
+        return None
+    usd = scenario.usd(outcome.usage, outcome.plans[-1].stop_s)
+    return None if usd is None else usd / len(outcome.step_s)
 
 
 def _means(outcome: Outcome | Rounds) -> tuple[float, float]:

@@ -1,27 +1,41 @@
-"""How far a run has come and its last steps, from the files of its directory: while the job runs and after it."""
+"""How far a run has come, its last steps and where their time went: from the files of its directory, at any time."""
 
 from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
+from functions.call.train_params import rollout_bound
 from orchestrator.base.errors import RunError
 from orchestrator.commands.arguments import json_output, print_json, run_directory
+from orchestrator.job.config import JobConfig
+from orchestrator.recipes.settings import rollout_diff
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.events import END_TYPES, FILE, read_events
-from orchestrator.run.ledger import Books, read_books
-from orchestrator.session.terminal_view import dollars, duration, number, sparkline
+from orchestrator.run.ledger import Books, read_books, total
+from orchestrator.session.terminal_view import duration, number, sparkline, spending
+from orchestrator.telemetry.health import Sign, health
+from orchestrator.telemetry.validation import validation_names
+from orchestrator.telemetry.where import WORDS, advice, parts_of
 
 HELP = "how far a run has come"
 EXAMPLE = "rlhf-orchestrate status arithmetic"
 LAST_STEPS = 10
+BAR = 36
+LEVELS = {"warn": "yellow", "bad": "red"}
+COLORS = {
+    "starting": "magenta", "loading": "yellow", "reading": "cyan", "generating": "blue", "tail": "bright_blue",
+    "scoring": "green", "training": "red", "publishing": "bright_cyan", "idle": "bright_black",
+}  # fmt: skip
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -50,8 +64,12 @@ def status(directory: RunDirectory) -> dict[str, Any]:
         "step": rows[-1]["step"] if rows else None,
         "steps": job.steps,
         "cost_usd": None if books is None else books.usd,
+        "replica_s": None if books is None else total(books.functions).replica_s,
         "wall_s": None if books is None else books.wall_s,
         "metrics": rows[-1] if rows else {},
+        "step_time_s": parts_of(rows[-1]) if rows else {},
+        "advice": advice_of(job, rows[-1]) if rows else "",
+        "health": [asdict(sign) for sign in signs_of(job, rows)],
     }
 
 
@@ -83,9 +101,7 @@ def print_status(directory: RunDirectory, console: Console | None = None) -> Non
     books = read_books(_books(directory))
     kind, reason = state_of(directory, rows)
     state = f"running ({reason})" if kind == "running" else f"{kind}: {reason}" if reason else kind
-    (console or Console()).print(
-        status_table(job.name, job.recipe, state, job.steps, rows, books), soft_wrap=False, highlight=False
-    )
+    (console or Console()).print(status_table(job, state, rows, books), soft_wrap=False, highlight=False)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -109,26 +125,42 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def status_table(
-    name: str, recipe: str, state: str, steps: int, rows: Sequence[Mapping[str, Any]], books: Books | None
-) -> RenderableType:
+def advice_of(job: JobConfig, row: Mapping[str, Any]) -> str:
+    """What would make the step of these metrics faster."""
+    return advice(row, policy=job.planner.policy, warm=job.planner.keep_warm)
+
+
+def signs_of(job: JobConfig, rows: Sequence[Mapping[str, Any]]) -> list[Sign]:
+    """Whether the run learns as it should."""
+    return health(rows, rollout_bound(rollout_diff(job), job.model.dtype))
+
+
+def status_table(job: JobConfig, state: str, rows: Sequence[Mapping[str, Any]], books: Books | None) -> RenderableType:
     """Where the job stands, and its last steps."""
     head = Table.grid(padding=(0, 2))
-    head.add_row("job", f"{name} ({recipe})")
+    head.add_row("job", f"{job.name} ({job.recipe})")
     head.add_row("state", state)
-    head.add_row("step", f"{rows[-1]['step'] if rows else '-'} of {steps}")
-    validations = validation_columns(rows)
+    head.add_row("step", f"{rows[-1]['step'] if rows else '-'} of {job.steps}")
+    validations = validation_names({name for row in rows for name in row})
     for column in validations:
         values = [float(row[column]) for row in rows if column in row]
         head.add_row(column, f"{values[0]:.3f} -> {values[-1]:.3f}  {sparkline(values)}")
     if books is not None:
-        head.add_row("cost", f"{dollars(books.usd)} in {duration(books.wall_s)}")
+        head.add_row("cost", f"{spending(books.usd, total(books.functions).replica_s)} in {duration(books.wall_s)}")
+    for sign in signs_of(job, rows):
+        if sign.level != "good":
+            head.add_row("look at", Text(f"{sign.name} {sign.value}: {sign.reason}", LEVELS[sign.level]))
+    if rows and (parts := parts_of(rows[-1])):
+        head.add_row("last step", bar(parts))
+        head.add_row("", advice_of(job, rows[-1]))
     columns = {
         "reward": "critic/score/mean",
         "length": "response_length/mean",
-        "kl": "actor/ppo_kl",
+        "kl": "actor/kl_loss",
+        "kl in reward": "actor/reward_kl_penalty",
+        "ppo kl": "actor/ppo_kl",
         "grad norm": "actor/grad_norm",
-        "tok/s": "perf/throughput",
+        "tok/s a generate replica": "rollout/tokens_per_s",
         "step s": "timing_s/step",
     }
     table = Table(box=SIMPLE)
@@ -141,6 +173,17 @@ def status_table(
     return Group(head, table) if rows else head
 
 
-def validation_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """verl's `val-core/<data source>/acc/mean@n`, in the order of their names."""
-    return sorted({key for row in rows for key in row if key.startswith("val-core/") and "/acc/" in key})
+def bar(parts: Mapping[str, float]) -> Text:
+    """Where a step's time went: the whole BAR blocks wide, then each part in words, the largest first."""
+    step_s, text, end = sum(parts.values()), Text(), 0.0
+    for part, seconds in parts.items():
+        begin, end = end, end + BAR * seconds / (step_s or 1.0)
+        text.append("█" * (round(end) - round(begin)), COLORS[part])
+    named = sorted((item for item in parts.items() if item[1] > 0), key=lambda item: -item[1])
+    words = [(f"{WORDS.get(part, part)} {duration_s(seconds)}", COLORS[part]) for part, seconds in named]
+    return text.append("  ").append(Text(", ").join(Text(*one) for one in words))
+
+
+def duration_s(seconds: float) -> str:
+    """`0.42 s`, `12:05`."""
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 60 else duration(seconds)

@@ -25,6 +25,7 @@ from orchestrator.base.errors import ConfigError
 from orchestrator.commands.arguments import job_file, server
 from orchestrator.job.config import apply_override
 from orchestrator.session.terminal_view import dollars
+from orchestrator.telemetry.validation import validation_names
 
 HELP = "send a job to a server"
 EXAMPLE = "rlhf-orchestrate submit examples/arithmetic/job.toml --follow"
@@ -107,7 +108,8 @@ def event_line(event: Json) -> str:
             reward = f"  reward {metrics['critic/score/mean']:.3f}" if "critic/score/mean" in metrics else ""
             return f"step {data['step']}{reward}  {dollars(data['cost_usd'])}"
         case "validation":
-            return "  ".join(f"{name} {value:.3f}" for name, value in data["metrics"].items() if "/acc/" in name)
+            metrics = data["metrics"]
+            return "  ".join(f"{name} {metrics[name]:.3f}" for name in validation_names(metrics))
         case "sample_failures":
             return f"step {data['step']}: {data['count']} samples dropped, their scorer failed: {data['first'][0]}"
         case "stage":

@@ -15,7 +15,7 @@ from rich.table import Table
 from orchestrator.api.client import check, token_headers
 from orchestrator.base.errors import RunError
 from orchestrator.commands.arguments import json_output, print_json, server
-from orchestrator.session.terminal_view import dollars, duration
+from orchestrator.session.terminal_view import duration, spending
 
 HELP = "the jobs of a server, live"
 EXAMPLE = "rlhf-orchestrate top --json"
@@ -45,11 +45,11 @@ def execute(given: Namespace) -> int:
 def top(client: httpx.Client, console: Console) -> None:
     """Until Ctrl-C on a terminal. Raises RunError where no server answers, Refused where it refuses."""
     if not console.is_terminal:
-        console.print(table(_jobs(client), time.time()))
+        console.print(table(_jobs(client)))
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(table(_jobs(client), time.time()), refresh=True)
+            live.update(table(_jobs(client)), refresh=True)
             try:
                 time.sleep(EVERY_S)
             except KeyboardInterrupt:
@@ -66,7 +66,7 @@ def _jobs(client: httpx.Client) -> list[dict[str, Any]]:
     return jobs
 
 
-def table(jobs: list[dict[str, Any]], now: float) -> Table:
+def table(jobs: list[dict[str, Any]]) -> Table:
     """The first of the jobs as the API lists them; those that have not ended come first."""
     shown = Table(box=SIMPLE)
     for title, justify in (("job", "left"), ("state", "left"), ("step", "right"), ("reward", "right"),
@@ -74,15 +74,15 @@ def table(jobs: list[dict[str, Any]], now: float) -> Table:
         shown.add_column(title, justify="right" if justify == "right" else "left", no_wrap=title != "now")
     for job in sorted(jobs, key=lambda job: job["ended_at"] is not None)[:SHOWN]:
         reward = job["metrics"].get("critic/score/mean")
-        began = job["started_at"]
+        spent = job["spent_replica_s"]
         replicas = " ".join(f"{name} {count}" for name, count in job["replicas"].items() if count)
         shown.add_row(
             job["id"],
             job["state"],
             f"{'-' if job['step'] is None else job['step']}/{job['steps']}",
             "-" if reward is None else f"{reward:.3f}",
-            "-" if job["cost_usd"] is None else dollars(job["cost_usd"]),
-            "-" if began is None else duration((job["ended_at"] or now) - began),
+            "-" if spent is None else spending(job["spent_usd"] or 0.0, spent),
+            "-" if job["wall_s"] is None else duration(job["wall_s"]),
             job["message"] or replicas,
             style=COLORS[job["state"]],
         )

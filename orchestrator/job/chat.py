@@ -69,11 +69,12 @@ class Chat:
     def has_template(self) -> bool:
         return self._render is not None
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text or of a conversation. Raises ValueError in one line where the template refuses it."""
+    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+        """Token ids of a text or of a conversation (`tools`: JSON schemas, as OpenAI's). Raises ValueError in one line
+        where the template refuses it."""
         if isinstance(prompt, str):
             return list(self.tokenizer.encode(prompt).ids)
-        return list(self.tokenizer.encode(self.render(prompt), add_special_tokens=False).ids)
+        return list(self.tokenizer.encode(self.render(prompt, tools), add_special_tokens=False).ids)
 
     def words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Token ids of each word, as it stands at the beginning and after a space."""
@@ -83,7 +84,7 @@ class Chat:
                 found[tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)] = None
         return tuple(ids for ids in found if ids)
 
-    def render(self, messages: Messages) -> str:
+    def render(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """The conversation as text, ending where the assistant is to go on."""
         if self._render is None:
             raise ValueError(
@@ -93,7 +94,7 @@ class Chat:
         try:
             return self._render(
                 messages=messages,
-                tools=None,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=True,
                 **{**self.special, **self._kwargs},

@@ -8,13 +8,16 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from functions.call.function import FatalError
 from functions.call.train_params import TrainParams
-from functions.reward.rules import RULES
-from orchestrator.base.errors import ConfigError
+from functions.reward.code import tests_of
+from functions.reward.rules import CODE_RULES, RULES
+from orchestrator.base.errors import ConfigError, DataError
 from orchestrator.job.config import JobConfig
+from orchestrator.job.data import Row
 
 
 def check_code(job: JobConfig) -> None:
@@ -49,9 +52,10 @@ def _check_scorer(score: str) -> None:
         return
     kind, colon, name = score.partition(":")
     if kind == "rule" and colon:
-        if name not in RULES:
-            close = difflib.get_close_matches(name, RULES, n=1)
-            hint = f"did you mean 'rule:{close[0]}'?" if close else f"rules are {', '.join(RULES)}"
+        known = [*RULES, *CODE_RULES]
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean 'rule:{close[0]}'?" if close else f"rules are {', '.join(known)}"
             raise ConfigError(f"reward.score: there is no rule {name!r}; {hint}")
         return
     if not colon:
@@ -59,6 +63,17 @@ def _check_scorer(score: str) -> None:
         hint = f"did you mean 'rule:{score}'?" if score in RULES else forms
         raise ConfigError(f"reward.score: got {score!r}; {hint}")
     check_object("reward.score", score)
+
+
+def check_tests(job: JobConfig, rows: Iterable[Row]) -> None:
+    """Raises DataError for a row whose tests `rule:code` could not run, by its place in the data. None is run."""
+    if job.reward.score.removeprefix("rule:") not in CODE_RULES:
+        return
+    for row in rows:
+        try:
+            tests_of(row.to_json(), job.reward.score)
+        except FatalError as error:
+            raise DataError(f"{row.where}: {error}") from None
 
 
 def check_object(key: str, name: str) -> ast.FunctionDef | None:

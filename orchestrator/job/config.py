@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from functions.base.names import Engine
 from functions.base.suggest import did_you_mean
 from functions.call.train_params import LoraParams, OptimizerParams, Schedule, TrainParams
+from functions.reward.rules import CODE_RULES
 from orchestrator.base.errors import ConfigError
 from orchestrator.base.section import Section
 from orchestrator.base.values import check_values
@@ -103,6 +104,22 @@ class RewardConfig(Section):
     """What a sample whose scorer failed does: fails the step, or is dropped and counted. It never becomes 0."""
     timeout_s: float = Field(60.0, gt=0)
     """For one sample."""
+    sandbox: bool | str = False
+    """Where model-written code runs (`rule:code`, `rule:code_fraction`, a scorer with a parameter `sandbox`): true, the
+    platform's, or the URL of a service in SandboxFusion's form (docs/sandbox.md)."""
+    sandbox_timeout_s: float = Field(10.0, gt=0)
+    """For one program: a test of a sample, or all tests of one function."""
+    sandbox_memory_mb: int = Field(1024, ge=16)
+    """For one program, with all that it starts."""
+
+    @model_validator(mode="after")
+    def _sandboxed(self) -> RewardConfig:
+        if isinstance(self.sandbox, str) and not self.sandbox.startswith(("http://", "https://")):
+            raise ValueError(f"sandbox: got {self.sandbox!r}, wants true or the URL of a service (http://, https://)")
+        if self.score.removeprefix("rule:") in CODE_RULES and not self.sandbox:
+            raise ValueError(f"{self.score} runs code that a model wrote: set reward.sandbox = true, or to a URL")
+        return self
+
     weights: Mapping[str, float] = {}
     """Of several numbers that the scorer gives: the score is their weighted sum. None: it gives "score" itself."""
 
@@ -271,6 +288,9 @@ class JobConfig(Section):
             raise ValueError("steps: 0 steps only validate, which wants data.validation and validation.at_start")
         if (self.reward.score == "model") != (self.reward.model is not None):
             raise ValueError('reward.model is the directory that score = "model" uses: set both or neither')
+        knative = self.platform.knative if self.platform.kind == "knative" else None
+        if self.reward.sandbox is True and knative is not None and knative.sandbox is None:
+            raise ValueError("reward.sandbox = true on Knative wants platform.knative.sandbox, the service's URL")
         if self.deterministic and self.rollout.engine not in ("auto", "torch"):
             raise ValueError(f'deterministic = true needs rollout.engine "torch", got "{self.rollout.engine}"')
         for key in ("stop", "bad_words"):
@@ -316,6 +336,15 @@ class JobConfig(Section):
                 "decoded faster)"
             )
         return self
+
+    @property
+    def scoring(self) -> dict[str, Any]:
+        """`reward` as the reward function's calls say it: the sandbox by its place."""
+        where: bool | str = self.reward.sandbox
+        if where is True:
+            where = (self.platform.knative and self.platform.knative.sandbox) or "local"
+        weights = set() if self.reward.weights else {"weights"}
+        return self.reward.model_dump(exclude={"model", *weights}) | {"sandbox": where or ""}
 
     def function(self, name: str) -> FunctionConfig:
         return self.functions.get(name, FunctionConfig())

@@ -8,7 +8,7 @@
         generation.py, then            all of these ways at once:
             beside.py, fusion.py       reward, reference and critic
             ranks.py, training.py      train functions
-            room.py, keepalive.py      what finds room in a shared pool; what stays or is started ahead
+            room.py, prewarm.py        what finds room in a shared pool; what is started ahead
         outline.py, scaling.py         whole steps, their time and cost; which one the goal likes best
 
 An example (tests/planner/test_example.py). Two prompts with two samples each; of either prompt one sample has had 30

@@ -95,6 +95,8 @@ class StepPlan:
     tail: str = GENERATE
     """`generate`, or the function of its kind on whose larger replicas (more GPUs each) a cut's samples go on."""
     keep: frozenset[str] = frozenset()
+    turns: bool = False
+    """All GPUs of the pool are held, and functions take turns on them (simulations)."""
     prewarm_s: Mapping[str, float] = field(default_factory=dict)
     prewarm_next_s: Mapping[str, float] = field(default_factory=dict)
     """The same for the first call of the step that follows."""
@@ -106,8 +108,8 @@ class StepPlan:
     """Train functions that start before all samples are there, and how many seconds after the step's start: they load,
     and take prompt groups as they are whole, `stream_part` samples at least at a time."""
     stream_groups: Mapping[str, int] = field(default_factory=dict)
-    """Of these, when the call is made instead: as soon as so many groups are whole, which is how far the step is
-    expected to be when the function has to be started (none of `prewarm_s`)."""
+    """Of these, how many groups have to be whole besides: as many as are expected to be when the function has to be
+    started (none of `prewarm_s`)."""
     stream_part: int = 1
     chunk: int = 16
     """Finished samples that a generate replica hands over at a time."""
@@ -115,6 +117,7 @@ class StepPlan:
     predicted_cost_usd: float | None = None
     stages: Sequence[PlannedStage] = ()
     curve: Sequence[CurvePoint] = ()
+    """The points that were worked out in full; first estimates of others are not among them."""
     chosen: int | None = None
     """Number of generate replicas chosen on the curve."""
 

@@ -12,40 +12,43 @@ from orchestrator.planner.case import Case
 from orchestrator.planner.fusion import Follower, Parts, StreamedStage, replica_counts
 from orchestrator.planner.generation import Generations
 from orchestrator.planner.room import Room
+from orchestrator.planner.scaling import best
 from orchestrator.planner.training import Batch
 
 Array = npt.NDArray[np.float64]
 
 
-def followers(case: Case, parts: Parts, last_s: Array, room: Room) -> dict[str, Follower]:
-    """Of every such stage. Takes their room. `last_s` [R]: the last sample's."""
+def followers(case: Case, steps: Generations, parts: Parts, room: Room) -> dict[str, Follower]:
+    """Of every such stage. Takes their room."""
     costs, found = case.costs, dict[str, Follower]()
     gpus = {name: costs.limits[name].gpus for name in costs.followers}
     after = sum(gpus.values())
     for name in costs.followers:
         after -= gpus[name]
-        found[name] = _follower(case, name, parts, last_s, room, after)
+        found[name] = _follower(case, name, steps, parts, room, after)
         room.take(found[name].replicas * gpus[name], found[name].end_s)
     return found
 
 
-def _follower(case: Case, name: str, parts: Parts, last_s: Array, room: Room, after: int) -> Follower:
-    """The stage on as many replicas as the goal likes best. It begins with the first samples, whenever they come:
+def _follower(case: Case, name: str, steps: Generations, parts: Parts, room: Room, after: int) -> Follower:
+    """The stage on as many replicas as the exchange likes best. It begins with the first samples, whenever they come:
     what is promised, and a replica of each stage after it (`after` GPUs), have to fit beside it.
     """
     costs, limits = case.costs, case.costs.limits[name]
     start_s = 0.0 if name in costs.warm else costs.start_s[name]
     most = min(limits.max_replicas, parts.sizes.shape[1])  # more have nothing to do
     counts = [limits.max_replicas] if case.policy.replicas == "all" else replica_counts(most)
-    stage, rows = StreamedStage(parts, costs.followers[name], start_s, case.ahead), np.arange(len(last_s))
+    last_s, exchange = steps.finish_s[:, -1:], steps.exchange
+    stage, rows = StreamedStage(parts, costs.followers[name], start_s, case.ahead(exchange)), np.arange(len(last_s))
     rooms_s = np.broadcast_to(room.at_s([n * limits.gpus for n in counts]), (len(rows), len(counts)))
     found = [stage.follow(n, rooms_s[:, k]) for k, n in enumerate(counts)]
     columns = {column.name: np.stack([getattr(f, column.name) for f in found], axis=1) for column in fields(Follower)}
     fits = room.fits([n * limits.gpus + after for n in counts]) | (np.array(counts) == 1)
-    end_s = np.where(fits, np.maximum(columns["end_s"], last_s[:, None]) + case.after.last_s, np.inf)
+    after_s = case.after.last_s(case.hurries(exchange))[:, None]
+    end_s = np.where(fits, np.maximum(columns["end_s"], last_s) + after_s, np.inf)
     cost = np.where(fits, costs.price[name] * columns["replica_s"] + case.after.train_cost, np.inf)
-    best = case.goal.best(end_s, cost)
-    return Follower(**{name: column[rows, best] for name, column in columns.items()})
+    place = best(exchange, end_s, cost)
+    return Follower(**{name: column[rows, place] for name, column in columns.items()})
 
 
 def ready(case: Case, steps: Generations, parts: Parts, followers: Mapping[str, Follower]) -> tuple[Batch, Array]:

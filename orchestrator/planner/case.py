@@ -1,4 +1,4 @@
-"""A step that is to be planned for one goal: what is known of it, and a first estimate of what follows generation."""
+"""A step that is to be planned: what is known of it, and a first estimate of what follows generation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import numpy.typing as npt
 from orchestrator.planner.base import GENERATE
 from orchestrator.planner.costs import Costs
 from orchestrator.planner.policies import Policy
-from orchestrator.planner.scaling import Goal
+from orchestrator.planner.scaling import EXCHANGES, HURRY
 from orchestrator.planner.training import PACES, Batch
 
 Array = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -43,26 +44,28 @@ class Case:
 
     costs: Costs
     policy: Policy
-    goal: Goal
     load: Workload
     may_stream: frozenset[str] = frozenset()
     """Train functions that can be streamed to, exactly."""
     paces: Sequence[float] = PACES
 
     @property
-    def hurry(self) -> bool:
-        """Starting ahead and streaming buy time and risk idle replicas: not where time is worth nothing."""
-        return self.goal.objective != "cost" or self.goal.deadline_s is not None
+    def exchanges(self) -> Sequence[float]:
+        """For which plans are made; a policy that looks for no goal has one."""
+        return EXCHANGES if self.policy.replicas == "goal" else (1.0,)
 
-    @property
-    def ahead(self) -> bool:
+    def hurries(self, exchange: Array) -> Flags:
+        """Starting ahead and streaming buy time and risk idle replicas: not where time is worth nothing."""
+        return exchange > HURRY
+
+    def ahead(self, exchange: Array) -> Flags:
         """Whether replicas are started before they are needed."""
-        return self.policy.prewarm and self.hurry
+        return self.hurries(exchange) & self.policy.prewarm
 
     @cached_property
     def streamed(self) -> frozenset[str]:
-        """Train functions that begin while samples come."""
-        return self.may_stream if self.policy.stream and self.hurry else frozenset()
+        """Train functions that may begin while samples come."""
+        return self.may_stream if self.policy.stream else frozenset()
 
     @cached_property
     def delay_s(self) -> float:
@@ -79,8 +82,10 @@ class After:
     """What follows generation, before any of it has its place: reward, reference and critic on one replica each, gangs
     of as many ranks as there may be."""
 
-    last_s: float
-    """Of training that begins when all samples are there."""
+    late_s: float
+    """Of training that begins when all samples are there, where some is streamed;"""
+    whole_s: float
+    """and where none is."""
     train_cost: float
     follow_cost: float
     follow_gpu_s: float
@@ -95,6 +100,11 @@ class After:
     stream_own_s: float
     """The longest call, without its samples."""
 
+    def last_s(self, hurries: Flags) -> Array:
+        """Of training after the last sample."""
+        found: Array = np.where(hurries, self.late_s, self.whole_s)
+        return found
+
     @classmethod
     def of(cls, case: Case, tokens: float) -> After:
         """`tokens`: of all samples, prompts included; drawn or predicted."""
@@ -102,10 +112,12 @@ class After:
         samples = len(case.load.tokens)
         most = {name: limits[name].max_replicas for name in costs.trainers}
         whole_s = {name: cost.ranked_s(samples, tokens, most[name]) for name, cost in costs.trainers.items()}
-        after = [seconds for name, seconds in whole_s.items() if name not in case.streamed]
+        late = [seconds for name, seconds in whole_s.items() if name not in case.streamed]
+        after = sum if case.policy.colocated else max
         streams = [(name, costs.trainers[name]) for name in sorted(case.streamed) if name in costs.trainers]
         return cls(
-            last_s=sum(after) if case.policy.colocated else max(after, default=0.0),
+            late_s=after([0.0, *late]),
+            whole_s=after([0.0, *whole_s.values()]),
             train_cost=sum(price[f] * most[f] * (s + costs.start_s[f]) for f, s in whole_s.items()),
             follow_cost=sum(
                 price[f] * (c.work_s(samples, tokens) + costs.start_s[f]) for f, c in costs.followers.items()

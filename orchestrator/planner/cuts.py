@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from orchestrator.planner.base import GENERATE, TAIL
 from orchestrator.planner.case import Case
+from orchestrator.planner.scaling import worth
 from orchestrator.planner.tail import Tail, TailChoice
 
 Array = npt.NDArray[np.float64]
 
-WORKED_OUT = 6
-"""Cuts whose tail goes on with the tail function."""
+WORKED_OUT = 3
+"""Cuts whose tail goes on with the tail function, for each exchange."""
 
 
 class Dealt:
@@ -55,22 +56,28 @@ class Cuts:
     def __init__(self, case: Case) -> None:
         self.case = case
 
-    def of(self, dealt: Dealt) -> list[TailChoice]:
-        """What may become of the tail, the most promising first."""
-        policy = self.case.policy
+    def of(self, dealt: Dealt) -> list[list[TailChoice]]:
+        """What may become of the tail, the most promising first; for each of the case's exchanges."""
+        policy, exchanges = self.case.policy, self.case.exchanges
         if policy.cut == "never":
-            return [dealt.end.uncut]
+            return [[dealt.end.uncut] for _ in exchanges]
         if policy.cut == "fixed":
             left = round(policy.cut_fraction * len(self.case.load.tokens))
-            return [dealt.end.at(left, self._saturation(dealt.end))]
-        moved, faster = self._sorted(dealt.moved, dealt), self._sorted(dealt.to_function, dealt)
-        return self._sorted([*moved[:1], *faster[:WORKED_OUT]], dealt)
+            return [[dealt.end.at(left, self._saturation(dealt.end))] for _ in exchanges]
+        choices = [*dealt.moved, *dealt.to_function]
+        values, found = self._worth(choices, len(dealt.shards)), []
+        for value in values:
+            order = np.argsort(value, kind="stable").tolist()
+            own = [k for k in order if k < len(dealt.moved)][:1]
+            wide = [k for k in order if k >= len(dealt.moved)][:WORKED_OUT]
+            found.append([choices[k] for k in order if k in own or k in wide])
+        return found
 
-    def _sorted(self, choices: Sequence[TailChoice], dealt: Dealt) -> list[TailChoice]:
-        """By a first estimate of the steps that they lead to."""
-        if len(choices) < 2:
-            return [*choices]
-        costs, limits, shards, after = self.case.costs, self.case.costs.limits, len(dealt.shards), self.case.after
+    def _worth(self, choices: Sequence[TailChoice], shards: int) -> Array:
+        """Of a first estimate of the steps that they lead to, for each exchange. [E, choices]"""
+        costs, limits, after = self.case.costs, self.case.costs.limits, self.case.after
+        exchange = np.array(self.case.exchanges)[:, None]
+        hurries = self.case.hurries(exchange)
         time_s, replica_s, tail_s, begin_s, migrate_to = np.array(
             [(c.time_s, c.replica_s, c.tail_s, c.begin_s, c.migrate_to) for c in choices]
         ).T
@@ -80,9 +87,9 @@ class Cuts:
         if TAIL in limits:
             cost, gpu_s = cost + costs.price[TAIL] * tail_s, gpu_s + limits[TAIL].gpus * tail_s
             tail_gpus = limits[TAIL].gpus * migrate_to * np.array([c.function == TAIL for c in choices])
-        streamed_s = self._streamed_s(time_s, begin_s, tail_gpus, gpu_s, shards)
-        first, second = self.case.goal.rank(np.maximum(time_s, streamed_s) + after.last_s, cost + after.train_cost)
-        return [choices[k] for k in np.lexsort((second, first)).tolist()]
+        streamed_s = np.where(hurries, self._streamed_s(time_s, begin_s, tail_gpus, gpu_s, shards), 0.0)
+        whole_s = np.maximum(time_s, streamed_s) + after.last_s(hurries)
+        return worth(exchange, whole_s, cost + after.train_cost)
 
     def _streamed_s(
         self, time_s: Array, begin_s: Array, tail_gpus: Array, generate_gpu_s: Array, shards: int

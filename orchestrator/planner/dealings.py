@@ -18,12 +18,13 @@ from orchestrator.planner.base import GENERATE, CurvePoint
 from orchestrator.planner.case import After, Case
 from orchestrator.planner.lengths import Prediction
 from orchestrator.planner.prefixes import Prefixes
+from orchestrator.planner.scaling import best
 from orchestrator.planner.static import balance
 from orchestrator.planner.tail import ShardState
 
 Array = npt.NDArray[np.float64]
 
-EIGHTHS = (8, 4, 3, 2)
+EIGHTHS = (8, 4, 2)
 """Of the replicas, that equal work is dealt to where training streams: others leave it room."""
 FREE = 0.8
 """Of the GPUs that generation leaves free, what streamed training can use: first groups take a while to be whole."""
@@ -82,25 +83,22 @@ def _runs(case: Case, filler: Filler, replicas: int) -> list[Dealing]:
         if case.streamed and pool is not None:
             free_gpu_s = FREE * (pool * span_s - gpus * paid_s)
             late_s = max(0.0, after.follow_gpu_s + stream_gpu_s - free_gpu_s) / pool
-        time_s = case.delay_s + span_s + max(after.last_s, after.stream_own_s) + late_s
+        time_s = case.delay_s + span_s + max(after.late_s, after.stream_own_s) + late_s
         cost = price * paid_s + after.follow_cost + after.train_cost
         found.append(Dealing(shards_of(load, runs), CurvePoint(size, time_s, cost, gpus * paid_s)))
     return found
 
 
-def promising(case: Case, every: Sequence[Dealing], detailed: int | None) -> list[Dealing]:
-    """Those that are worked out in full: the `detailed` ones whose estimate is best, and those of equal work."""
+def promising(case: Case, every: Sequence[Dealing], detailed: bool) -> list[Dealing]:
+    """Those that are worked out in full: for each exchange the one whose estimate is best (`detailed`: all), and those
+    of equal work."""
     rough = [(dealing, p) for dealing in every if (p := dealing.estimate) is not None]
-    if case.policy.replicas == "weighted":
-        return [dealing for dealing, _ in rough]
-    goal = case.goal
-
-    def order(found: tuple[Dealing, CurvePoint]) -> tuple[bool, tuple[float, float]]:
-        p = found[1]
-        late = goal.deadline_s is not None and p.time_s > goal.deadline_s
-        return late, (p.time_s, p.cost_usd) if late else goal.rank(p.time_s, p.cost_usd)
-
-    return [*(d for d, _ in sorted(rough, key=order)[:detailed]), *(d for d in every if d.estimate is None)]
+    if rough and case.policy.replicas != "weighted" and not detailed:
+        time_s, cost = np.array([(p.time_s, p.cost_usd) for _, p in rough]).T
+        exchange = np.array(case.exchanges)
+        places = best(exchange, *np.broadcast_arrays(time_s, cost, np.empty((len(exchange), 1)))[:2])
+        rough = [rough[k] for k in sorted({*places.tolist()})]
+    return [*(dealing for dealing, _ in rough), *(d for d in every if d.estimate is None)]
 
 
 def states(case: Case, shards: Sequence[Sequence[int]], prefixes: Prefixes) -> list[ShardState]:

@@ -58,11 +58,11 @@ class Parts:
 
 class StreamedStage:
     """What a stage makes of micro-batches on any number of replicas, which take `start_s` to start: by the first
-    micro-batch, or ahead of it (`prewarmed`)."""
+    micro-batch, or ahead of it (`prewarmed` [R])."""
 
-    def __init__(self, parts: Parts, cost: WorkCost, start_s: float, prewarmed: bool) -> None:
+    def __init__(self, parts: Parts, cost: WorkCost, start_s: float, prewarmed: npt.NDArray[np.bool_]) -> None:
         self.parts, self.first_s = parts, cost.first_s
-        self.start_s, self.ahead_s = start_s, start_s if prewarmed else 0.0
+        self.start_s, self.ahead_s = start_s, start_s * prewarmed
         self.counts = np.count_nonzero(parts.sizes, axis=1)
         works = cost.call_s + cost.sample_s * parts.sizes + cost.token_s * parts.tokens
         self.works = np.where(parts.sizes > 0, works, 0.0)
@@ -92,8 +92,8 @@ class StreamedStage:
 
 
 def micro_batches(samples: int) -> list[int]:
-    """Sizes worth comparing: from the whole batch to a 128th of it."""
-    return sorted({max(1, -(-samples // parts)) for parts in (1, 16, 32, 128)}, reverse=True)
+    """Sizes worth comparing: the whole batch, a 32nd and a 128th of it."""
+    return sorted({max(1, -(-samples // parts)) for parts in (1, 32, 128)}, reverse=True)
 
 
 def replica_counts(limit: int) -> list[int]:

@@ -22,6 +22,8 @@ class Generations:
 
     way: Numbers
     """Place of each among the ways to deal the samples."""
+    exchange: Array
+    """What each is planned for (scaling.py)."""
     shards: Numbers
     finish_s: Array
     """When the samples are finished, ascending, [R, S]"""
@@ -40,19 +42,20 @@ class Generations:
     cut_below: Numbers
 
     @classmethod
-    def of(cls, case: Case, ways: Sequence[Dealt], tails: Sequence[tuple[int, TailChoice]]) -> Generations:
-        """`tails`: pairs of a way's place and what becomes of its tail, one for each row."""
-        finished = [ways[way].finish(tail) for way, tail in tails]
+    def of(cls, case: Case, ways: Sequence[Dealt], rows: Sequence[tuple[int, float, TailChoice]]) -> Generations:
+        """`rows`: of each a way's place, an exchange, and what becomes of the tail."""
+        finished = [ways[way].finish(tail) for way, _, tail in rows]
         finish_s, numbers = np.stack([times for times, _ in finished]), np.stack([named for _, named in finished])
         if case.policy.fuse == "no":
             finish_s = np.repeat(finish_s[:, -1:], finish_s.shape[1], axis=1)
-        choices = [tail for _, tail in tails]
+        choices = [tail for _, _, tail in rows]
         return cls(
-            np.array([way for way, _ in tails]),
-            np.array([len(ways[way].shards) for way, _ in tails]),
+            np.array([way for way, _, _ in rows]),
+            np.array([exchange for _, exchange, _ in rows]),
+            np.array([len(ways[way].shards) for way, _, _ in rows]),
             finish_s + case.delay_s,
             numbers,
-            _columns([ways[way].gone_s(tail) for way, tail in tails], case.delay_s),
+            _columns([ways[way].gone_s(tail) for way, _, tail in rows], case.delay_s),
             np.array([t.replica_s for t in choices]),
             np.array([t.tail_s for t in choices]),
             _columns([t.ends_s for t in choices], case.delay_s),

@@ -8,12 +8,14 @@ How far an EWMA is to be trusted is learned as well: ln L ~ w0 + w1 ln EWMA over
 EWMA itself. A prompt whose one response was long will most likely have a shorter one next.
 
 Prior of an unseen prompt: ln L ~ w0 + w1 ln(1 + P) per data source (least squares, forgotten slowly), drawn to the mean
-of all sources while a source has few prompts. With no history at all any length up to the cap is as likely.
+of all sources while a source has few prompts. With no history at all any order of magnitude up to the cap is as likely
+(what is not known of a positive number is its scale: Jeffreys' prior, uniform in ln L).
 """
 
 from __future__ import annotations
 
 import bisect
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -116,7 +118,7 @@ class LengthModel:
         w0, w1 = self._seen_before.solve(np.array([0.0, 1.0]))
         mean: Array = np.exp(w0 + w1 * np.log(np.maximum(known_before, 1.0)))
         if self._all.gram[0, 0] == 0:
-            mean[~seen] = 0.5 * cap
+            mean[~seen] = max(1.0, (cap - 1.0) / math.log(max(cap, 2)))
         elif not seen.all():
             centre = float(self._all.moment[0] / self._all.gram[0, 0])
             overall = self._all.solve(np.array([centre, 0.0]))
@@ -132,8 +134,8 @@ class LengthModel:
         known, new = (np.sort(np.array(self._ratios[s], dtype=np.float64)) for s in (True, False))
         if not len(known) and self.ewma:  # without groups a last response is as spread as the next one will be
             known = np.sort(np.array(self._within or [1.0], dtype=np.float64))
-        if not self.ewma:  # any length up to the cap is as likely
-            known = new = np.linspace(0.0, 2.0, 65)[1:]
+        if not self.ewma and len(mean):  # any order of magnitude up to the cap is as likely
+            known = new = np.geomspace(1.0, max(cap, 2), 65) / mean[0]
         return Prediction(mean, seen, known, cap, new if len(new) else known)
 
     def observe(self, lengths: Mapping[int, Sequence[int]]) -> dict[str, float]:

@@ -5,7 +5,7 @@
 first        reward, reference, critic: micro-batches of finished samples, on replicas of their own
 first group  streamed training: prompt groups as they are whole (training.py)
 both ended   the others, side by side
-end          what is kept was paid for all the time; the rest from its start to its last call
+end          a replica was paid for from its start to its last call; all the time where all are kept
 
 All ways to deal the samples, with all cuts of their tails that are worth it, are the rows of the same arrays: a hundred
 steps take hardly longer than one.
@@ -13,6 +13,7 @@ steps take hardly longer than one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,9 +26,10 @@ from orchestrator.planner.case import Case
 from orchestrator.planner.cuts import Cuts, Dealt
 from orchestrator.planner.fusion import Follower, Parts, micro_batches
 from orchestrator.planner.generation import Generations
-from orchestrator.planner.keepalive import kept, prewarmed
+from orchestrator.planner.prewarm import prewarmed
 from orchestrator.planner.ranks import BEAM, trainers
 from orchestrator.planner.room import Room
+from orchestrator.planner.scaling import best, worth
 from orchestrator.planner.tail import TailChoice
 from orchestrator.planner.training import Batch, Gangs, Trainer
 
@@ -36,7 +38,7 @@ Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 RIVALS = 1.25
-"""How far a cut of the tail may get ahead of the one that is most promising, in what is minimised."""
+"""How far a way may be behind the best one, in what is minimised, before only its most promising cut is worked out."""
 
 
 @dataclass(frozen=True)
@@ -49,37 +51,57 @@ class Outline:
     followers: Mapping[str, int]
     """Replicas of each stage beside generation."""
     trainers: Mapping[str, Trainer]
-    keep: frozenset[str]
     prewarm: frozenset[str]
     """Functions whose replicas find room before they are needed; `generate`: those of the next step."""
     generated_s: float
     """When the last sample is expected."""
     time_s: float
     """Of this step."""
-    steady_s: float
-    """Of a step like it that follows one like it."""
-    cost: float
-    gpu_s: float
     stages: Sequence[PlannedStage]
     open_s: float
     """When the tail function's replicas are asked for."""
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """R steps to their ends. [R] each"""
+class Outlines:
+    """R steps to their ends; times and costs on average over how generation may go. [R] each"""
 
+    ways: Sequence[Dealt]
+    tails: Sequence[TailChoice]
     steps: Generations
     micro_batch: Numbers
     followers: Mapping[str, Follower]
     trainers: Mapping[str, Gangs]
     batch: Batch
-    keep: Mapping[str, Flags]
     prewarm: Mapping[str, Flags]
     time_s: Array
     steady_s: Array
+    """Of a step like it that follows one like it."""
     cost: Array
     gpu_s: Array
+    delay_s: float
+
+    def outline(self, row: int) -> Outline:
+        tail = self.tails[row]
+        trainers = {name: gang.trainer(row, self.batch) for name, gang in self.trainers.items()}
+        stages = [PlannedStage(GENERATE, self.delay_s, float(self.steps.gone_s[row, -1]))]
+        if tail.function == TAIL:
+            stages.append(PlannedStage(TAIL, tail.begin_s + self.delay_s, max(tail.ends_s) + self.delay_s))
+        for name, follower in self.followers.items():
+            stages.append(PlannedStage(name, float(follower.begin_s[row]), float(follower.end_s[row])))
+        stages += [PlannedStage(name, t.call_s, t.end_s) for name, t in trainers.items()]
+        return Outline(
+            shards=self.ways[self.steps.way[row]].shards,
+            tail=tail,
+            micro_batch=int(self.micro_batch[row]),
+            followers={name: int(f.replicas[row]) for name, f in self.followers.items()},
+            trainers=trainers,
+            prewarm=frozenset(name for name, ahead in self.prewarm.items() if ahead[row]),
+            generated_s=float(self.steps.finish_s[row, -1]),
+            time_s=float(self.time_s[row]),
+            stages=stages,
+            open_s=tail.open_s + self.delay_s,
+        )
 
 
 class Outliner:
@@ -88,87 +110,62 @@ class Outliner:
     def __init__(self, case: Case) -> None:
         self.case, self.cuts = case, Cuts(case)
 
-    def outlines(self, ways: Sequence[Dealt], *, rivals: float = RIVALS) -> list[Outline]:
-        """The best step with each way to deal the samples: with the most promising cut of its tail; of the ways that
-        are then within `rivals` of the best one, with any.
+    def outlines(self, ways: Sequence[Dealt], *, rivals: float = RIVALS) -> Outlines:
+        """Steps with each way to deal the samples, for each of the case's exchanges: with the most promising cut of the
+        tail; of the ways that are then within `rivals` of the best one, with any.
         """
+        exchanges, count = self.case.exchanges, len(ways)
         cuts = [self.cuts.of(dealt) for dealt in ways]
-        sizes, rows = np.array(micro_batches(len(self.case.load.tokens))), np.arange(len(ways))
-        whole = self._whole(
-            Generations.of(self.case, ways, [(way, tails[0]) for way, tails in enumerate(cuts) for _ in sizes]),
-            np.tile(sizes, len(ways)), 1,
-        )  # fmt: skip
-        steady_s, cost = (column.reshape(len(ways), -1) for column in (whole.steady_s, whole.cost))
-        best = self.case.goal.best(steady_s, cost)
-        value = self.case.goal.rank(steady_s[rows, best], cost[rows, best])[0]
-        near = value <= rivals * value.min()
-        tails = [(way, tail) for way, found in enumerate(cuts) for tail in (found if near[way] else found[:1])]
-        steps = Generations.of(self.case, ways, tails)
+        pairs = [(way, e) for way in range(count) for e in range(len(exchanges))]
+        sizes = np.array(micro_batches(len(self.case.load.tokens)))
+        rows = [(way, exchanges[e], cuts[way][e][0]) for way, e in pairs for _ in sizes]
+        whole = self._whole(ways, rows, np.tile(sizes, len(pairs)), 1)
+        exchange = np.tile(exchanges, count)
+        steady_s, cost = (column.reshape(len(pairs), -1) for column in (whole.steady_s, whole.cost))
+        size = best(exchange, steady_s, cost)
+        value = worth(exchange[:, None], steady_s, cost).min(axis=1).reshape(count, -1)
+        near = (value <= value.min(axis=0) + math.log(rivals)).ravel() if rivals > 0 else np.zeros(len(pairs), bool)
+        kept = [(way, e, cut) for k, (way, e) in enumerate(pairs) for cut in cuts[way][e][: None if near[k] else 1]]
+        sizes_of = sizes[size][[way * len(exchanges) + e for way, e, _ in kept]]
         beam = BEAM if len(self.case.costs.trainers) > 1 and self.case.policy.stream else 1
-        whole = self._whole(steps, sizes[best][steps.way], beam)
-        outlines = []
-        for way, dealt in enumerate(ways):
-            of = np.flatnonzero(steps.way == way)
-            row = int(of[self.case.goal.best(whole.steady_s[of], whole.cost[of])])
-            outlines.append(self._outline(dealt.shards, tails[row][1], whole, row))
-        return outlines
+        return self._whole(ways, [(way, exchanges[e], cut) for way, e, cut in kept], sizes_of, beam)
 
-    def _whole(self, steps: Generations, sizes: Numbers, beam: int) -> _Whole:
+    def _whole(
+        self, ways: Sequence[Dealt], rows: Sequence[tuple[int, float, TailChoice]], sizes: Numbers, beam: int
+    ) -> Outlines:  # fmt: skip
         case, costs, policy = self.case, self.case.costs, self.case.policy
+        steps = Generations.of(case, ways, rows)
         gpus = {name: limits.gpus for name, limits in costs.limits.items()}
         generate_gpus = steps.shards * gpus[GENERATE]
         room = Room.after(None if policy.colocated else costs.pool_gpus, gpus[GENERATE], steps.gone_s)
         if steps.tail_gone_s.shape[1]:
             room.promise(gpus[TAIL], steps.tail_gone_s, steps.open_s)
         parts = Parts.of(steps.finish_s, case.load.tokens[steps.numbers], sizes)
-        beside = followers(case, parts, steps.finish_s[:, -1], room)
+        beside = followers(case, steps, parts, room)
         paid = {GENERATE: steps.generate_s + costs.start_s[GENERATE] * steps.shards}
         if steps.tail_gone_s.shape[1]:
             paid[TAIL] = steps.tail_s
         paid |= {name: f.replica_s for name, f in beside.items()}
         batch, ready_s = ready(case, steps, parts, beside)
         room.begun(awaited_s(steps, batch, case.load.per_prompt))
-        gangs = trainers(case, batch, ready_s, room, generate_gpus, _sum(costs.price, paid), beam)
-        paid |= {name: t.replica_s for name, t in gangs.items()}
+        spent = _sum(costs.price, paid)
+        gangs = trainers(case, steps.exchange, batch, ready_s, room, generate_gpus, spent, beam)
+        paid |= {name: t.mean_replica_s for name, t in gangs.items()}
         replicas = {GENERATE: steps.shards} | {name: f.replicas for name, f in beside.items()}
         replicas |= {name: t.counts for name, t in gangs.items()}
-        ends = [f.end_s for f in beside.values()] + [t.end_s for t in gangs.values()]
+        ends = [f.end_s for f in beside.values()] + [t.mean_end_s for t in gangs.values()]
         time_s = np.max([steps.finish_s[:, -1], *ends], axis=0) + costs.between_s
-        keep = kept(case, replicas, paid, time_s)
-        prewarm = prewarmed(case, gangs, generate_gpus, keep)
-        there = keep[GENERATE] | prewarm[GENERATE]
-        for name, held in keep.items():
-            paid[name] = np.where(held, replicas[name] * time_s, paid[name])
+        prewarm = prewarmed(case, steps.exchange, replicas, gangs, generate_gpus)
+        if policy.keep:
+            paid |= {name: count * time_s for name, count in replicas.items()}
         cost, gpu_s = _sum(costs.price, paid), _sum(gpus, paid)
         if policy.colocated and costs.pool_gpus is not None:
             gpu_s = costs.pool_gpus * time_s
             cost = gpu_s * max(costs.price[n] / limit.gpus for n, limit in costs.limits.items() if limit.gpus)
-        steady_s = time_s - case.delay_s + np.where(there, 0.0, costs.start_s[GENERATE])
-        return _Whole(steps, sizes, beside, gangs, batch, keep, prewarm, time_s, steady_s, cost, gpu_s)
-
-    def _outline(self, shards: Sequence[Sequence[int]], tail: TailChoice, whole: _Whole, row: int) -> Outline:
-        trainers = {name: gang.trainer(row, whole.batch) for name, gang in whole.trainers.items()}
-        stages = [PlannedStage(GENERATE, self.case.delay_s, float(whole.steps.gone_s[row, -1]))]
-        if tail.function == TAIL:
-            stages.append(PlannedStage(TAIL, tail.begin_s + self.case.delay_s, max(tail.ends_s) + self.case.delay_s))
-        for name, follower in whole.followers.items():
-            stages.append(PlannedStage(name, float(follower.begin_s[row]), float(follower.end_s[row])))
-        stages += [PlannedStage(name, t.call_s, t.end_s) for name, t in trainers.items()]
-        return Outline(
-            shards=shards,
-            tail=tail,
-            micro_batch=int(whole.micro_batch[row]),
-            followers={name: int(f.replicas[row]) for name, f in whole.followers.items()},
-            trainers=trainers,
-            keep=frozenset(name for name, held in whole.keep.items() if held[row]),
-            prewarm=frozenset(name for name, ahead in whole.prewarm.items() if ahead[row]),
-            generated_s=float(whole.steps.finish_s[row, -1]),
-            time_s=float(whole.time_s[row]),
-            steady_s=float(whole.steady_s[row]),
-            cost=float(whole.cost[row]),
-            gpu_s=float(whole.gpu_s[row]),
-            stages=stages,
-            open_s=tail.open_s + self.case.delay_s,
+        steady_s = time_s - case.delay_s + np.where(policy.keep | prewarm[GENERATE], 0.0, costs.start_s[GENERATE])
+        tails = [tail for _, _, tail in rows]
+        return Outlines(
+            ways, tails, steps, sizes, beside, gangs, batch, prewarm, time_s, steady_s, cost, gpu_s, case.delay_s
         )
 
 

@@ -3,7 +3,7 @@
 | | replicas | shards | cut | tail goes on | fused | streamed training | kept |
 |---|---|---|---|---|---|---|---|
 | static | all | balanced | never | | yes | no | none, or all |
-| adaptive | the goal's | chosen | chosen | there, or tail function | chosen | where exact | ski rental, prewarmed |
+| adaptive | the goal's | chosen | chosen | there, or tail function | chosen | where exact | none, prewarmed |
 
 Simulations have more to compare with (orchestrator/simulation/baselines.py).
 """
@@ -13,6 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Cut = Literal["never", "fixed", "chosen"]
+Fuse = Literal["no", "yes", "chosen"]
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -21,10 +24,11 @@ class Policy:
     """All that are allowed; argmin lam T / T_all + (1 - lam) C / C_all (RLHFless, lam = 0.5); or what the goal says."""
     shards: Literal["balanced", "similar", "chosen"]
     """Equal work in each; runs of similar predicted length; or whichever of the two the goal prefers."""
-    cut: Literal["never", "fixed", "chosen"]
-    fuse: Literal["no", "yes", "chosen"]
+    cut: Cut
+    fuse: Fuse
     """Whether finished samples are handed on while generation runs: always, or as pays."""
-    keep: Literal["all", "none", "rental"]
+    keep: bool
+    """All functions stay up between steps; else none does."""
     prewarm: bool
     colocated: bool
     """All functions take turns on one pool of GPUs that is held for the whole job."""
@@ -39,8 +43,15 @@ class Policy:
     """With cut = "fixed": share of the step's samples that is left when the tail is cut (R_t)."""
 
 
-STATIC = Policy("static", "all", "balanced", "never", "yes", "none", prewarm=False, colocated=False)
+STATIC = Policy("static", "all", "balanced", "never", "yes", keep=False, prewarm=False, colocated=False)
 ADAPTIVE = Policy(
-    "adaptive", "goal", "chosen", "chosen", "chosen", "rental", prewarm=True, colocated=False, stream=True,
+    "adaptive", "goal", "chosen", "chosen", "chosen", keep=False, prewarm=True, colocated=False, stream=True,
     tail_function=True, old_logprobs=False,
 )  # fmt: skip
+_HELD: tuple[tuple[Cut, Fuse], ...] = (("never", "no"), ("fixed", "yes"), ("chosen", "yes"))
+TURNS = tuple(
+    Policy("turns", "all", "balanced", *how, keep=True, prewarm=False, colocated=True, old_logprobs=False)
+    for how in _HELD
+)
+"""Ways to hold all GPUs and take turns on them, which `adaptive` weighs where functions can: as a reserved cluster
+does, as RLHFuse does, with a cut that is chosen."""

@@ -1,32 +1,51 @@
-"""How many replicas: the point of T(N), C(N) that the user asked for.
+"""The point of the front that the user asked for.
 
-    cost     the cheapest point (that meets the deadline, where one is set)
-    speed    the fastest point (within the budget, where one is set)
-    knee     the least T * C: the point after which 1 % more money buys less than 1 % of time
+    cost     the cheapest (that meets the deadline, where one is set)
+    speed    the fastest (within the budget, where one is set)
+    knee     the least T * C: beyond it 1 % more money buys less than 1 % of time
+
+All choose from the same points, which are worked out for several exchanges of cost for time: none is ever worse on both
+axes than what another objective would take (docs/decisions/0022-one-front.md).
 
 RLHFless weighs lam T / T_ref + (1 - lam) C / C_ref; its lam and references are not published, and fixed weights do not
-carry over between workloads. T * C has no unit to normalise and no weight to choose: its level lines are those of equal
-relative exchange.
+carry over between workloads. T^w C has no unit to normalise: its level lines are those of equal relative exchange.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from orchestrator.planner.base import CurvePoint
 
-EXCHANGES = (0.2, 0.5, 1.0)
-"""Per cent of cost that one per cent of time is worth, where a deadline or budget is to be met."""
-LATE = 8
+Array = npt.NDArray[np.float64]
+
+EXCHANGES = (1e-3, 0.3, 1.0, 1e3)
+"""Per cent of cost that one per cent of time is worth: next to nothing, some, as much, next to everything."""
+HURRY = 0.1
+"""An exchange below it gives nothing for time."""
 ROUNDING = 1e-9
-T = TypeVar("T", float, npt.NDArray[np.float64])
 Objective = Literal["cost", "speed", "knee"]
 OBJECTIVES: tuple[Objective, ...] = ("cost", "speed", "knee")
+
+
+def worth(exchange: Array | float, time_s: Array, cost: Array) -> Array:
+    """The logarithm of T^w C, over the larger of its exponents: smaller is better. All of one shape, or broadcast."""
+    found: Array = (exchange * np.log(np.maximum(time_s, 1e-12)) + np.log(np.maximum(cost, 1e-12))) / np.maximum(
+        1.0, exchange
+    )
+    return found
+
+
+def best(exchange: Array, time_s: Array, cost: Array) -> npt.NDArray[np.int64]:
+    """Where in the last axis the best is, the first of equals. What differs by rounding is equal. `exchange` [...]"""
+    value = worth(exchange[..., None], time_s, cost)
+    found: npt.NDArray[np.int64] = (value <= value.min(axis=-1, keepdims=True) + ROUNDING).argmax(axis=-1)
+    return found
 
 
 class Unmet(ValueError):
@@ -40,8 +59,6 @@ class Goal:
     objective: Objective = "knee"
     deadline_s: float | None = None
     budget_usd: float | None = None
-    weight: float = 1.0
-    """Of time in the knee: the least T^weight x C."""
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -51,36 +68,15 @@ class Goal:
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value} (wants more than 0)")
 
-    def rank(self, time_s: T, cost: T) -> tuple[T, T]:
-        """Smaller is better: what the objective minimises, then what decides between equals; elementwise of arrays.
-        What is later than a deadline counts as dearer, and the more so the later.
-        """
-        if self.deadline_s is not None:
-            late = time_s / self.deadline_s
-            cost = cost * ((late + 1.0 + abs(late - 1.0)) / 2) ** LATE  # max(1, late)
+    def rank(self, time_s: float, cost: float) -> tuple[float, float]:
+        """Smaller is better: what the objective minimises, then what decides between equals."""
         if self.objective == "speed":
             return time_s, cost
-        return (cost, time_s) if self.objective == "cost" else (time_s**self.weight * cost, cost)
-
-    def best(self, time_s: npt.NDArray[np.float64], cost: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Where in the last axis the best is, the first of equals. What differs by rounding is equal."""
-        first, second = self.rank(time_s, cost)
-        near = first <= first.min(axis=-1, keepdims=True) * (1 + ROUNDING)
-        found: npt.NDArray[np.int64] = np.where(near, second, np.inf).argmin(axis=-1)
-        return found
-
-    def ways(self) -> tuple[Goal, ...]:
-        """Goals whose best plans are those to choose from: where there is a deadline or a budget, also the best for
-        time, for cost, and for several exchanges of one for the other.
-        """
-        if self.deadline_s is None and self.budget_usd is None:
-            return (self,)
-        between = [Goal("knee", weight=weight) for weight in EXCHANGES]
-        return (self, Goal("cost"), *between, Goal("speed"))
+        return (cost, time_s) if self.objective == "cost" else (time_s * cost, cost)
 
 
-def choose(curve: Sequence[CurvePoint], goal: Goal) -> CurvePoint:
-    """The point of the curve that meets the goal best. Ties go to the lower cost, then to fewer replicas.
+def choose(curve: Sequence[CurvePoint], goal: Goal) -> int:
+    """The place of the point that meets the goal best. Ties go to the lower cost, then to fewer replicas.
 
     Raises Unmet.
     """
@@ -92,7 +88,7 @@ def choose(curve: Sequence[CurvePoint], goal: Goal) -> CurvePoint:
     within = [p for p in allowed if goal.budget_usd is None or p.cost_usd <= goal.budget_usd]
     if not within:
         raise Unmet(_dear(curve, allowed, goal))
-    return min(within, key=lambda p: (*goal.rank(p.time_s, p.cost_usd), p.replicas))
+    return curve.index(min(within, key=lambda p: (*goal.rank(p.time_s, p.cost_usd), p.replicas)))
 
 
 def _late(curve: Sequence[CurvePoint], goal: Goal) -> str:

@@ -28,7 +28,7 @@ Numbers = npt.NDArray[np.int64]
 PACES = (0.85, 1.0, 1.15)
 """How long generation takes against its prediction, until there is experience."""
 RANKS = 16
-EARLY = (0.0, 0.05, 0.1, 0.2, 0.3)
+EARLY = (0.0, 0.1, 0.3)
 """Shares of the generation's time by which a streamed call may begin before b*."""
 
 
@@ -147,16 +147,17 @@ class Gangs:
 
 def at_once(
     batch: Batch, cost: WorkCost, counts: Sequence[int], *, ready_s: Array, start_s: float, rooms_s: Array,
-    ahead: bool, loads: bool,
+    ahead: npt.NDArray[np.bool_], loads: bool,
 ) -> Gangs:  # fmt: skip
-    """All samples at `ready_s` [R, B]; [R, B, N, 1]. `rooms_s` [R, B, N]: when there is room. `ahead`: the replicas
+    """All samples at `ready_s` [R, B]; [R, B, N, 1]. `rooms_s` [R, B, N]: when there is room. `ahead` [R]: the replicas
     start before that, where there is room; `loads`: and load what they need, which is taken to be half of the call's
     own seconds; publishing is the other half.
     """
     ranks, ready_s = np.array(counts), np.broadcast_to(ready_s[..., None], rooms_s.shape)
     own_s = cost.call_s + cost.shared_s / ranks
     load_s = own_s / 2 if loads else np.zeros(len(ranks))
-    open_s = np.maximum(np.maximum(rooms_s, ready_s - start_s - load_s if ahead else ready_s), 0.0)
+    before_s = np.where(ahead[:, None, None], start_s + load_s, 0.0)
+    open_s = np.maximum(np.maximum(rooms_s, ready_s - before_s), 0.0)
     call_s = np.maximum(open_s + start_s, ready_s - load_s)
     work_s = np.maximum(batch.seconds(cost).sum() / ranks, cost.token_s * batch.longest)
     end_s = np.maximum(call_s + load_s, ready_s) + work_s + own_s - load_s

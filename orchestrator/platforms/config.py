@@ -55,6 +55,8 @@ class KnativeConfig(Section):
     """Of functions with GPUs."""
     runtime_class: str | None = None
     """Of functions with GPUs."""
+    sandbox: str | None = Field(None, pattern="^https?://")
+    """URL of the cluster's sandbox, for jobs with reward.sandbox = true; the chart's sets it."""
     gpu_resource: str = "nvidia.com/gpu"
     volumes: tuple[VolumeConfig, ...] = Field((), strict=False)
     command: tuple[str, ...] = Field((), strict=False)
@@ -62,6 +64,9 @@ class KnativeConfig(Section):
     env: Mapping[str, str] = {}
     env_secrets: tuple[str, ...] = Field((), strict=False)
     """Secrets whose keys become environment variables: REDIS_PASSWORD, AWS_ACCESS_KEY_ID, ..."""
+    node_agent: str | None = Field(None, pattern="^/.")
+    """Directory of every node with the socket of its agent (the chart: nodeAgent.enabled), in whose processes pods run
+    their functions; None, and on a node without one: in themselves."""
     cpu_share: float = Field(1.0, gt=0)
     """CPU that a replica requests for each of its threads."""
     run_as_user: int = Field(65532, ge=0)
@@ -73,6 +78,9 @@ class PlatformConfig(Section):
     kind: Literal["local", "knative"] = "local"
     warm_parent: bool = True
     """Local: fork replicas from one process that has the libraries loaded; false: each replica starts afresh."""
+    parked_gb: float | None = Field(None, ge=0)
+    """Local: memory for parked processes, which the next start of their function takes; 0: none parks (default: half of
+    the machine's)."""
     knative: KnativeConfig | None = None
 
     @model_validator(mode="after")

@@ -1,8 +1,8 @@
 """The platform of one machine: a replica is a process, zero replicas are no process.
 
-    scale --> start: forked from the warm parent (or fresh), listening at once --> idle --call--> busy --> idle
-          --> stop:  idle ones are killed at once (crash-only: a replica holds nothing that the exchange does not),
-                     busy ones are marked `draining` and go when their call has ended
+    scale --> start: from the node agent, parked before, forked or fresh; listening at once --> idle --call--> busy
+          --> stop:  idle ones park (functions/server/agent.py), or are killed: crash-only, a replica holds nothing that
+                     the exchange does not; busy ones are marked `draining` and go when their call has ended
 
 A replica that ends without having been asked to is replaced while it is wanted. One that never gets as far as answering
 is started three times; then the calls that wait for it raise PlatformError with the last line of its log.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
@@ -31,6 +30,8 @@ from orchestrator.platforms.scratch import Scratch
 from orchestrator.platforms.stream import stream
 
 FAILED_STARTS = 3
+TIER_GB = 16.0
+"""On this machine's disk, of versions that lie in a store elsewhere."""
 EXIT_REPORT_S = 1.0
 """How long a lost call waits for the exit code of its replica, to be able to name it."""
 
@@ -38,8 +39,8 @@ EXIT_REPORT_S = 1.0
 @dataclass(eq=False)
 class _Replica(Life):
     log: Path = Path()
-    socket: Path = Path()
-    scratch: Path = Path()
+    whole: bool = True
+    """Nothing is at work in it when it is idle."""
     process: Process | None = None
 
 
@@ -60,35 +61,49 @@ class _Function(ReplicaQueue[_Replica]):
         return self.platform.start(self)
 
     def stop(self, replica: _Replica) -> None:
-        if replica.process is not None:
+        if replica.process is None:
+            return
+        if replica.whole and replica.ready_s is not None and not self.platform.closed:
+            replica.process.park()
+        else:
             replica.process.kill()
+
+    def release(self, replica: _Replica, *, whole: bool = True) -> None:
+        replica.whole &= whole
+        super().release(replica, whole=whole)
 
 
 class LocalPlatform:
-    """See Platform. `exchange` is the URL that replicas open; `log_dir` gets a file for each replica's output."""
+    """See Platform. `exchange` is the URL that replicas open; `log_dir` gets a file for each replica's output;
+    `parked_gb` is the memory that parked processes may take: half of the machine's by default."""
 
-    def __init__(self, exchange: str, job: str, *, log_dir: Path, warm_parent: bool = True) -> None:
+    def __init__(
+        self, exchange: str, job: str, *, log_dir: Path, warm_parent: bool = True, parked_gb: float | None = None
+    ) -> None:
         self._exchange, self._job = exchange, job
         self._log_dir = log_dir
         self._warm_parent = warm_parent
+        self._parked_gb = _machine_gb() / 2 if parked_gb is None else parked_gb
         self._functions: dict[str, _Function] = {}
         self._launcher: Launcher | None = None
         self._lives: list[_Replica] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._scratch: Scratch | None = None
-        self._closed = False
+        self.closed = False
 
     async def deploy(self, specs: Sequence[FunctionSpec]) -> None:
-        if self._closed:
+        if self.closed:
             raise PlatformError("the local platform is closed")
         if self._launcher is None:
             self._log_dir.mkdir(parents=True, exist_ok=True)
             self._scratch = Scratch()
             self._launcher = Launcher(
                 sorted({spec.kind for spec in specs}) if self._warm_parent else None,
-                (self._log_dir / "warm-parent.log").absolute(),
+                (self._log_dir / "node-agent.log").absolute(),
+                self._scratch.path,
                 vllm=self._warm_parent and any(spec.options.get("engine") == "vllm" for spec in specs),
-                scratch=self._scratch.path,
+                parked_gb=self._parked_gb,
+                tier_gb=TIER_GB if "s3://" in self._exchange else 0.0,
             )
             self._launcher.warm()
         for spec in specs:
@@ -101,15 +116,16 @@ class LocalPlatform:
         queue = deployed(self._functions, function)
         queue.want(replicas)
         if replicas and self._launcher is not None:
-            await self._launcher.ready()  # the parent's start is the platform's, no replica's
+            await self._launcher.ready()  # the agent's start is the platform's, no replica's
         queue.settle()
 
     async def call(self, function: str, call: Call) -> AsyncIterator[Event]:
         queue = deployed(self._functions, function)
         replica = await queue.acquire()
         over = False
+        assert replica.process is not None, "it was up"
         try:
-            transport = httpx.AsyncHTTPTransport(uds=str(replica.socket), verify=False, trust_env=False)
+            transport = httpx.AsyncHTTPTransport(uds=str(replica.process.socket), verify=False, trust_env=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://replica", timeout=None) as client:
                 request = client.build_request("POST", "/v1/call", json=call.to_json())
                 what = f"call {call.id} to {replica.name}"
@@ -140,9 +156,9 @@ class LocalPlatform:
         }
 
     async def close(self) -> None:
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         for function in self._functions.values():
             function.want(0)
             function.settle()
@@ -157,21 +173,18 @@ class LocalPlatform:
 
     def start(self, function: _Function) -> _Replica:
         """For the function's queue."""
-        assert self._scratch is not None, "made when functions are deployed"
         spec, begun_s = function.spec, now_s()
         name = f"{spec.name}-{sum(r.function == spec.name for r in self._lives)}"
         replica = _Replica(
             spec.name, name, begun_s, begun_s,
             log=(self._log_dir / f"{name}.log").absolute(),
-            socket=self._scratch.path / f"{len(self._lives)}.sock",
-            scratch=self._scratch.path / name,
         )  # fmt: skip
         self._lives.append(replica)
         self._spawn(self._live(function, replica))
         return replica
 
     async def _live(self, function: _Function, replica: _Replica) -> None:
-        """A replica's life, from its start until its process is gone, with all that it has started."""
+        """A replica's life, from its start until its process is parked or gone, with all that it has started."""
         assert self._launcher is not None
         spec = function.spec
         settings: dict[str, Any] = {
@@ -182,20 +195,16 @@ class LocalPlatform:
             "function": spec.name,
             "name": replica.name,
             "threads": max(1, int(spec.cpus)),
-            "scratch": str(replica.scratch),
         }
         try:
-            replica.scratch.mkdir()
-            replica.process = await self._launcher.start(settings, replica.socket, replica.log, _memory_gb(spec))
-            if replica.state == "draining" or self._closed:
+            replica.process = await self._launcher.start(settings, replica.log, _memory_gb(spec))
+            if replica.state == "draining" or self.closed:
                 replica.process.kill()
             else:
                 function.up(replica)
-            failure = self._ending(replica, await replica.process.exited)
+            failure = self._ending(replica, await replica.process.gone)
         except (PlatformError, OSError) as error:
             failure = str(error)
-        replica.socket.unlink(missing_ok=True)
-        shutil.rmtree(replica.scratch, ignore_errors=True)
         if replica.state != "draining":  # nobody has asked it to go
             function.failed_starts += 1
             if function.failed_starts >= FAILED_STARTS:
@@ -207,7 +216,7 @@ class LocalPlatform:
         if replica.process is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EXIT_REPORT_S):
-                    code = await asyncio.shield(replica.process.exited)
+                    code = await asyncio.shield(replica.process.gone)
                 return f"call {call.id} was lost: {self._ending(replica, code)}"
         return ""
 
@@ -226,5 +235,8 @@ class LocalPlatform:
 
 def _memory_gb(spec: FunctionSpec) -> float | None:
     """What a replica may take; not said: the machine's. No bound with GPUs: what CUDA maps would count too."""
-    machine_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    return None if spec.gpus else spec.memory_gb or machine_gb
+    return None if spec.gpus else spec.memory_gb or _machine_gb()
+
+
+def _machine_gb() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9

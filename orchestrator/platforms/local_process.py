@@ -1,4 +1,4 @@
-"""How the local platform starts a replica, and hears of its end: through the parent that forks it."""
+"""How the local platform starts a replica, parks it, and hears of its end: through the node agent that forks it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from functions.base.logs import LogLine
+from functions.base.wire import Json
 from orchestrator.platforms.base import PlatformError
 
 Settings = Mapping[str, Any]
 """Keyword arguments of functions.server.settings.Settings; JSON values."""
+
+ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
+"""Else glibc keeps up to 64 MB for each thread that has freed them, also of a process that parks (malloc_trim(3))."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,59 +31,66 @@ class Process:
     """A replica's process. Its socket takes connections from the start, before anything is loaded."""
 
     pid: int
-    exited: asyncio.Future[int]
-    """The exit code; -9 when it was killed by signal 9."""
+    socket: Path
+    gone: asyncio.Future[int]
+    """The exit code; -9 when it was killed by signal 9, 0 also when it has parked."""
+    park: Callable[[], None]
+    """It is not wanted any more, and may be started again: it leaves its accelerator, or ends where it cannot park."""
     kill: Callable[[], None]
     """Kills it and what it has started, at once."""
 
 
 class Launcher:
-    """Forks replicas from a parent (functions/server/warm.py), started with the first of them or by `warm`. It has what
-    `kinds` of functions need loaded; None: nothing, each replica is a new interpreter.
+    """Starts replicas through an agent (functions/server/agent.py), itself started with the first of them or by `warm`.
+    It has what `kinds` of functions need loaded (None: nothing, each replica is a new interpreter), and `parked_gb` of
+    memory for processes that are parked. `scratch`: a directory for it and for them, with `tier_gb` of copies of what
+    lies in their exchange.
     """
 
     def __init__(
-        self, kinds: Sequence[str] | None, log: Path, *, vllm: bool = False, scratch: Path | None = None
-    ) -> None:
-        options = [*(["--scratch", str(scratch)] if scratch else []), *(["--vllm"] if vllm else [])]
+        self, kinds: Sequence[str] | None, log: Path, scratch: Path, *, vllm: bool = False, parked_gb: float = 0.0,
+        tier_gb: float = 0.0,
+    ) -> None:  # fmt: skip
+        options = ["--scratch", str(scratch), "--parked-gb", f"{parked_gb:g}", "--tier-gb", f"{tier_gb:g}"]
+        options += ["--vllm"] if vllm else []
         self._arguments = [*options, *(["--fresh"] if kinds is None else kinds)]
         self._log = log
-        self._parent: asyncio.Task[_Parent] | None = None
+        self._agent: asyncio.Task[_Agent] | None = None
         self._closed = False
 
     def warm(self) -> None:
-        """Starts the parent if there is none, without waiting for it."""
-        self._live_parent()
+        """Starts the agent if there is none, without waiting for it."""
+        self._live_agent()
 
     async def ready(self) -> None:
         """Until replicas can be forked, or it is clear that they cannot (`start` then says why)."""
-        await asyncio.wait([self._live_parent()])
+        await asyncio.wait([self._live_agent()])
 
-    def _live_parent(self) -> asyncio.Task[_Parent]:
-        task = self._parent
+    def _live_agent(self) -> asyncio.Task[_Agent]:
+        task = self._agent
         if task is None or (task.done() and (task.exception() is not None or task.result().ended.done())):
-            self._parent = task = asyncio.create_task(_Parent.start(self._arguments, self._log))
+            self._agent = task = asyncio.create_task(_Agent.open(self._arguments, self._log))
         return task
 
-    async def start(self, settings: Settings, path: Path, log: Path, memory_gb: float | None = None) -> Process:
-        """A replica that listens at the Unix socket `path`, writes its output to `log`, and may take `memory_gb`; None:
-        what there is. Raises PlatformError.
+    async def start(self, settings: Settings, log: Path, memory_gb: float | None = None) -> Process:
+        """A replica that writes its output to `log` and may take `memory_gb` (None: what there is): a process of these
+        settings that was parked, or a new one. Raises PlatformError.
         """
         if self._closed:
             raise PlatformError(f"cannot start {settings['name']}: the platform is closed")
-        task = self._live_parent()
+        task = self._live_agent()
         try:
-            parent = await asyncio.shield(task)
+            agent = await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
                 raise PlatformError(f"cannot start {settings['name']}: the platform was closed") from None
             raise
-        return await parent.fork(settings, path, log, memory_gb)
+        return await agent.start(settings, log, memory_gb)
 
     async def close(self) -> None:
         """Kills all replicas; returns when they are gone."""
         self._closed = True
-        task = self._parent
+        task = self._agent
         if task is None:
             return
         if not task.done():
@@ -87,25 +99,30 @@ class Launcher:
             await (await task).close()
 
 
-class _Parent:
-    """A warm parent that is ready."""
+class _Agent:
+    """A node agent that is ready."""
 
     def __init__(
         self, child: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self._child, self._reader, self._writer = child, reader, writer
-        self._forked: dict[str, asyncio.Future[int]] = {}
-        self._exited: dict[str, asyncio.Future[int]] = {}
+        self._started: dict[str, asyncio.Future[Json]] = {}
+        self._gone: dict[str, asyncio.Future[int]] = {}
         self.ended = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, arguments: Sequence[str], log: Path) -> _Parent:
+    async def open(cls, arguments: Sequence[str], log: Path) -> _Agent:
         ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
         with theirs, log.open("ab") as output:
             starting = asyncio.ensure_future(asyncio.create_subprocess_exec(
-                sys.executable, "-m", "functions.server.warm", "--parent", str(os.getpid()), *arguments,
-                stdin=theirs.fileno(), stdout=output, stderr=output,
+                sys.executable, "-m", "functions.server.agent", "--parent", str(os.getpid()), *arguments,
+                stdin=theirs.fileno(), stdout=output, stderr=output, env={**os.environ, **ONE_HEAP},
             ))  # fmt: skip
             try:
                 child = await asyncio.shield(starting)
@@ -121,45 +138,46 @@ class _Parent:
         if not ready:
             await _close(writer)
             code = await child.wait()
-            raise PlatformError(f"the warm parent ended with exit code {code}: {last_line(log)} (see {log})")
+            raise PlatformError(f"the node agent ended with exit code {code}: {last_line(log)} (see {log})")
         return cls(child, reader, writer)
 
-    async def fork(self, settings: Settings, path: Path, log: Path, memory_gb: float | None) -> Process:
+    async def start(self, settings: Settings, log: Path, memory_gb: float | None) -> Process:
         name = settings["name"]
         loop = asyncio.get_running_loop()
-        forked: asyncio.Future[int] = loop.create_future()
-        exited: asyncio.Future[int] = loop.create_future()
+        started: asyncio.Future[Json] = loop.create_future()
+        gone: asyncio.Future[int] = loop.create_future()
         if self.ended.done():
-            raise PlatformError(f"cannot start {name}: the warm parent is gone")
-        self._forked[name], self._exited[name] = forked, exited
-        start = {"socket": str(path), "log": str(log), "settings": dict(settings), "memory_gb": memory_gb}
-        self._tell({"start": start})
-        return Process(await forked, exited, lambda: self._tell({"kill": name}))
+            raise PlatformError(f"cannot start {name}: the node agent is gone")
+        self._started[name], self._gone[name] = started, gone
+        self._tell({"start": {"log": str(log), "settings": dict(settings), "memory_gb": memory_gb}})
+        said = await started
+        park, kill = partial(self._tell, {"park": name}), partial(self._tell, {"kill": name})
+        return Process(said["pid"], Path(said["socket"]), gone, park, kill)
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         if not self.ended.done():
             self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def _read(self) -> None:
-        """Until the parent ends; its replicas end with it."""
+        """Until the agent ends; its replicas end with it."""
         with contextlib.suppress(ConnectionError):
             while line := await self._reader.readline():
                 [(what, said)] = json.loads(line).items()
                 name = said["name"]
                 if what == "started":
-                    _set(self._forked.pop(name), said["pid"])
-                elif what == "exited":
-                    _set(self._exited.pop(name), said["code"])
+                    self._started.pop(name).set_result(said)
+                elif what == "gone":
+                    _set(self._gone.pop(name), said["code"])
                 else:
-                    self._exited.pop(name)
-                    self._forked.pop(name).set_exception(PlatformError(f"{name}: {said['message']}"))
+                    self._gone.pop(name)
+                    self._started.pop(name).set_exception(PlatformError(f"{name}: {said['message']}"))
         await _close(self._writer)
         await self._child.wait()
-        for future in self._forked.values():
+        for future in self._started.values():
             if not future.done():
-                future.set_exception(PlatformError("the warm parent ended"))
-        for future in self._exited.values():
-            _set(future, -signal.SIGKILL)
+                future.set_exception(PlatformError("the node agent ended"))
+        for gone in self._gone.values():
+            _set(gone, -signal.SIGKILL)
 
     async def close(self) -> None:
         self._writer.close()

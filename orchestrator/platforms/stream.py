@@ -18,6 +18,7 @@ from orchestrator.base.errors import Away
 from orchestrator.platforms.base import CallLost, PlatformError
 
 END_S = 1.0
+BY_ENVOY = (502, 503, 504)
 
 
 async def stream(
@@ -25,7 +26,8 @@ async def stream(
 ) -> AsyncGenerator[Event, None]:
     """The events, to `done` or `error`. Raises CallLost, also for the statuses in `lost`; PlatformError for others.
 
-    `what` names the call in messages; `away` what is away where nobody takes the connection (Away; empty: CallLost).
+    `what` names the call in messages; `away` what is away where nobody takes the connection, or an ingress says that
+    nobody behind it does (Away; empty: CallLost).
     """
     if client.is_closed:  # httpx would raise RuntimeError
         raise CallLost(f"{what} was not sent: the platform is closed")
@@ -37,7 +39,7 @@ async def stream(
         raise CallLost(f"{what}: {error or type(error).__name__}") from error
     try:
         if response.status_code != 200:
-            await _refused(what, response, lost)
+            await _refused(what, response, lost, away)
         lines = response.aiter_lines()
         async for line in lines:
             if not line:
@@ -63,7 +65,7 @@ async def _to_the_end(lines: AsyncIterator[str]) -> None:
                 pass
 
 
-async def _refused(what: str, response: httpx.Response, lost: Container[int]) -> None:
+async def _refused(what: str, response: httpx.Response, lost: Container[int], away: str) -> None:
     """Raises what a status other than 200 means."""
     text = (await response.aread()).decode(errors="replace").strip()
     try:
@@ -71,4 +73,16 @@ async def _refused(what: str, response: httpx.Response, lost: Container[int]) ->
     except (ValueError, KeyError, TypeError):
         text = " ".join(text.split())[:200]
     message = f"{what} was answered with {response.status_code}: {text or 'no text'}"
+    if away and _by_envoy(response):
+        raise Away(away, message)
     raise CallLost(message) if response.status_code in lost else PlatformError(message)
+
+
+def _by_envoy(response: httpx.Response) -> bool:
+    """Whether the ingress (Envoy: Kourier, Istio, Contour) has answered for somebody who was not there.
+
+    What it passes on has the time that it took (envoy/source/common/router/router.cc), its own answers have not.
+    """
+    headers = response.headers
+    passed_on = headers.get("server") != "envoy" or "x-envoy-upstream-service-time" in headers
+    return response.status_code in BY_ENVOY and not passed_on

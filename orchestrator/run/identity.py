@@ -22,7 +22,7 @@ MAY_CHANGE: Mapping[str, frozenset[str]] = {
     "model": frozenset({"path"}),
     "data": frozenset({"train", "validation"}),
     "rollout": frozenset({"engine", "vllm", "slots"}),
-    "reward": frozenset({"model", "timeout_s"}),
+    "reward": frozenset({"model", "timeout_s", "sandbox", "sandbox_timeout_s", "sandbox_memory_mb"}),
     "train": frozenset({"micro_batch_tokens", "gradient_checkpointing"}),
     "critic": frozenset({"path"}),
 }

@@ -1,4 +1,4 @@
-"""The books: replica-seconds and dollars per function, step and job, and what the same job costs on reserved machines.
+"""The books: replica-seconds and dollars per function, step and job.
 
 A replica is paid for from start to end, busy or not (platforms/base.py, `Usage`). A step's cost is what the books rose
 by between its commit and the one before, so steps add up to the job, starts, retries and idle time included. Every
@@ -10,7 +10,6 @@ cost.json
     functions               {name: replica_s, busy_s, gpu_s, usd, starts}
     steps                   [{step, wall_s, usd, functions}], committed ones
     open                    the same for the step that is not committed yet
-    serverful               the same as functions, were each function's `max_replicas` held for `wall_s`
     executions              how many times the job was started or resumed
 """
 
@@ -71,12 +70,6 @@ def costs_of(usage: Iterable[Usage], specs: Iterable[FunctionSpec], now_s: float
     return costs
 
 
-def reserved_costs(specs: Sequence[FunctionSpec], wall_s: float) -> dict[str, Cost]:
-    """The serverful counterfactual: each function's `max_replicas` held for `wall_s`, whatever they do."""
-    held = [Usage(spec.name, str(i), 0.0, wall_s, 0.0) for spec in specs for i in range(spec.max_replicas)]
-    return costs_of(held, specs, wall_s)
-
-
 def total(costs: Costs) -> Cost:
     return sum(costs.values(), Cost())
 
@@ -126,7 +119,6 @@ class Books:
     """All of `steps` together."""
     open: StepCost
     executions: int
-    serverful: Costs = field(default_factory=dict)
 
     @property
     def functions(self) -> dict[str, Cost]:
@@ -147,7 +139,6 @@ class Books:
             "usd": self.usd,
             "wall_s": self.wall_s,
             "functions": {name: dataclasses.asdict(cost) for name, cost in self.functions.items()},
-            "serverful": {name: dataclasses.asdict(cost) for name, cost in self.serverful.items()},
             "executions": self.executions,
             "steps": [step.to_json() for step in self.steps] if steps else [],
             "open": self.open.to_json(),
@@ -161,8 +152,7 @@ def read_books(path: Path) -> Books | None:
         if value["format"] != FORMAT:
             raise RunError(f"{path}: made by another version (format {value['format']!r}, this one reads {FORMAT})")
         steps = [StepCost.from_json(step) for step in value["steps"]]
-        serverful = {name: Cost(**cost) for name, cost in value["serverful"].items()}
-        return Books(steps, together(steps), StepCost.from_json(value["open"]), int(value["executions"]), serverful)
+        return Books(steps, together(steps), StepCost.from_json(value["open"]), int(value["executions"]))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -198,13 +188,16 @@ class Ledger:
         self._now = costs_of(usage, self._specs, now_s)
         rise = {name: cost - self._closed.get(name, Cost()) for name, cost in self._now.items()}
         step = self._left + StepCost(self._left.step, now_s - self._closed_s, rise)
-        books = Books(self._steps, self._together, step, self._executions)
-        return dataclasses.replace(books, serverful=reserved_costs(self._specs, books.wall_s))
+        return Books(self._steps, self._together, step, self._executions)
 
     @property
     def books(self) -> Books:
         """As of the last `update` or `close_step`."""
         return self._books
+
+    def wall_s(self, now_s: float) -> float:
+        """Seconds in which orchestrators have worked on the job by `now_s`."""
+        return self._together.wall_s + self._left.wall_s + now_s - self._closed_s
 
     def update(self, usage: Sequence[Usage], now_s: float) -> Books:
         """Counts what has been spent by now, and writes it down: call it between steps' ends too, and at the end.

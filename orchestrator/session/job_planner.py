@@ -44,7 +44,7 @@ def adaptive_planner(job: JobConfig, specs: Sequence[FunctionSpec]) -> AdaptiveP
 def job_policy(job: JobConfig) -> Policy:
     if job.planner.policy == "adaptive":
         return ADAPTIVE
-    return replace(STATIC, keep="all") if job.planner.keep_warm else STATIC
+    return replace(STATIC, keep=job.planner.keep_warm)
 
 
 def job_priors(job: JobConfig, specs: Sequence[FunctionSpec]) -> Priors:

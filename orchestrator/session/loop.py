@@ -32,6 +32,7 @@ from orchestrator.calls.tracing import Tracing
 from orchestrator.job.config import JobConfig
 from orchestrator.job.data import Cursor
 from orchestrator.job.prompts import Draw, PromptSet, PromptSource
+from orchestrator.job.roles import BY_NAME
 from orchestrator.planner.base import FunctionLimits, Planner, StepObservation, StepPlan
 from orchestrator.recipes.base import Recipe
 from orchestrator.recipes.settings import job_models, recipe_options
@@ -52,9 +53,13 @@ from orchestrator.step.dataflow import StageTime, StepReport
 from orchestrator.step.plan_clock import PlanClock
 from orchestrator.step.preload import Preload
 from orchestrator.step.step import Step
+from orchestrator.telemetry.utilization import Utilization
+from orchestrator.telemetry.where import where_time_went
 
 LOSSES = 5
 """A step that loses values more often fails."""
+ACCURACY_GIVEN = "val-aux/acc_given"
+"""1: the scorer says what is right ("acc"); 0: the journal's accuracies are scores, and are not told as accuracies."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +96,13 @@ class Loop:
     on_commit: Callable[[StepResult], None]
     execution: Execution = field(init=False)
     preload: Preload = field(init=False)
+    utilization: Utilization = field(init=False)
 
     def __post_init__(self) -> None:
         options = recipe_options(self.job, self.recipe)
         self.execution = Execution(self.job, self.settings, options, self.epoch, self.store, self.fleet)
+        trains = {name: limit.gpus for name, limit in self.limits.items() if BY_NAME[name].kind == "train"}
+        self.utilization = Utilization(self.job, trains)
         self.preload = Preload(self.store, self.limits, self.settings["actor"].kl, self.epoch)
 
     async def run(self) -> None:
@@ -216,8 +224,9 @@ class Loop:
             samples = step.generate(held_out, n=config.n, temperature=config.temperature, name="validate")
             columns = step.reward(samples, held_out, name="validate_reward")
             scores = await step.column("score", samples, columns)
-            accuracy = await step.column("acc", samples, columns) or scores
-        report.metrics |= validation_metrics(held_out, accuracy, scores, config.n)
+            accuracy = await step.column("acc", samples, columns)
+        report.metrics |= validation_metrics(held_out, accuracy or scores, scores, config.n)
+        report.observed[ACCURACY_GIVEN] = float(bool(accuracy))
         if not self.job.steps:  # an evaluation: what was answered is all there is
             report.texts += context.report.texts
             texts = [json.loads(line) for ref in report.texts for line in (await self.store.get(ref)).splitlines()]
@@ -225,6 +234,8 @@ class Loop:
         if self.job.checkpoints.best is not None:
             check_metric(report.metrics, self.job.checkpoints.best)
         report.calls += context.report.calls
+        if self.job.steps:
+            report.validation_texts += context.report.texts
         report.stages.append(StageTime("testing", "generate", start_s, now_s()))
 
     async def _commit(
@@ -248,7 +259,10 @@ class Loop:
                 "metrics": learned,
             },
             pointers={"versions": {model: version.to_json() for model, version in versions.items()}},
-            observed={"metrics": observed_metrics(report, cost - before, start_s, stop_s), "cost_usd": cost.usd},
+            observed={
+                "metrics": observed_metrics(report, cost - before, start_s, stop_s) | self.utilization.of(report.calls),
+                "cost_usd": cost.usd,
+            },
         )
         self.on_commit(StepResult(record, report, plan, start_s, stop_s))
         records, metric = self.journal.records, self.job.checkpoints.best
@@ -277,12 +291,18 @@ def observed_metrics(report: StepReport, spent: Cost, start_s: float, stop_s: fl
     perf/throughput is tokens a second and GPU, in verl over all GPUs that the job holds
     (verl/trainer/ppo/metric_utils.py, compute_throughout_metrics: tokens / (time * n_gpus)). Here GPUs come and go: it
     is tokens a GPU-second paid for in the step, which is the same where all are held. Without GPUs, a replica counts as
-    one.
+    one. rollout/tokens_per_s is what a replica of generate makes in a second at work; validations are not counted.
     """
     seconds: dict[str, float] = {}
     for stage in report.stages:
         seconds[stage.name] = seconds.get(stage.name, 0.0) + stage.stop_s - stage.start_s
     metrics = {f"timing_s/{name}": value for name, value in seconds.items()} | {"timing_s/step": stop_s - start_s}
+    metrics |= where_time_went(start_s, stop_s, report.calls)
+    tested_s = min((stage.start_s for stage in report.stages if stage.name == "testing"), default=stop_s)
+    made = [c for c in report.calls if c.operation == "generate" and c.stop_s <= tested_s]
+    if made_s := sum(call.work_s for call in made):
+        tokens = sum(call.stats.get("decode_tokens", call.response_tokens) for call in made)
+        metrics["rollout/tokens_per_s"] = tokens / made_s
     if report.tokens:
         metrics |= {f"timing_per_token_ms/{name}": 1e3 * value / report.tokens for name, value in seconds.items()}
         metrics["perf/total_num_tokens"] = float(report.tokens)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from functions.base.samples import Columns
-from functions.base.wire import Json
+from functions.base.wire import Json, Ref
 from orchestrator.base.background import Retried, guarded, in_one_line, stopped
 from orchestrator.base.errors import RunError
 from orchestrator.calls.exchange import AsyncExchange
@@ -30,7 +30,7 @@ from orchestrator.run.directory import write_atomically
 from orchestrator.run.events import EventLog
 from orchestrator.run.journal import Record
 from orchestrator.run.ledger import Books, Cost, Ledger, total
-from orchestrator.session.loop import StepResult
+from orchestrator.session.loop import ACCURACY_GIVEN, StepResult
 from orchestrator.session.view import Snapshot, View, time_left_s
 from orchestrator.step.dataflow import StepReport
 from orchestrator.telemetry.job_metrics import JobMetrics
@@ -38,13 +38,15 @@ from orchestrator.telemetry.now import Now
 from orchestrator.telemetry.open_sinks import open_sinks
 from orchestrator.telemetry.plans import Plans
 from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
+from orchestrator.telemetry.validation import PREFIX as VALIDATION
+from orchestrator.telemetry.validation import validation_names
 
 VIEW_EVERY_S = 0.25
 BOOKS_EVERY_S = 10.0
 """A killed execution loses at most so much of its spending from the books."""
 REWARD = "critic/score/mean"
-VALIDATION = "val-core/"
-FOLLOWED = (REWARD, "response_length/mean", "actor/ppo_kl", "actor/grad_norm", "perf/throughput", "timing_s/step")
+FOLLOWED = (REWARD, "response_length/mean", "actor/ppo_kl", "actor/grad_norm", "perf/throughput",
+            "rollout/tokens_per_s", "timing_s/step")  # fmt: skip
 """What a `step` event tells of the step's metrics; metrics.jsonl has them all."""
 FIRST_FAILURES = 8
 NOTE_S = 60.0
@@ -99,18 +101,27 @@ class Recorder:
         return total(self._ledger.count(self._platform.usage(), asyncio.get_running_loop().time()).functions)
 
     async def keep_samples(self, number: int, report: StepReport) -> None:
-        """Writes samples/NNNNNN.jsonl: the first of the step's scored samples, in the order (group, index)."""
-        texts = [json.loads(line) for ref in report.texts for line in (await self._store.get(ref)).splitlines()]
-        kept = sorted(texts, key=lambda text: (text["group"], text["index"]))[: self._job.telemetry.samples]
+        """Writes samples/NNNNNN.jsonl: the first of the step's scored samples, in the order (group, index); and
+        samples/validation-NNNNNN.jsonl, those of the validation after it."""
+        kept = await self._texts(report.texts)
         if kept and report.mismatch is not None:
             found = Columns.decode(await self._store.get(report.mismatch))
-            mismatch = dict(zip(found.keys, found.sample["mismatch"].tolist(), strict=True))
-            for text in kept:
-                text["mismatch"] = mismatch.get((text["group"], text["index"]))  # None: it did not train
+            for name in found.sample:
+                said = dict(zip(found.keys, found.sample[name].tolist(), strict=True))
+                for text in kept:
+                    text[name] = said.get((text["group"], text["index"]))  # None: it did not train
+        self._write_texts(f"{number:06d}", kept)
+        self._write_texts(f"validation-{number:06d}", await self._texts(report.validation_texts))
+
+    async def _texts(self, refs: Sequence[Ref]) -> list[Json]:
+        texts = [json.loads(line) for ref in refs for line in (await self._store.get(ref)).splitlines()]
+        return sorted(texts, key=lambda text: (text["group"], text["index"]))[: self._job.telemetry.samples]
+
+    def _write_texts(self, name: str, kept: Sequence[Json]) -> None:
         if kept:
             lines = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in kept)
             try:
-                write_atomically(self._path / "samples" / f"{number:06d}.jsonl", lines.encode())
+                write_atomically(self._path / "samples" / f"{name}.jsonl", lines.encode())
             except OSError as error:
                 raise RunError(f"{self._path / 'samples'}: cannot be written: {error.strerror}") from error
 
@@ -193,13 +204,16 @@ class Recorder:
         self._end("trace", lambda: self._trace.write([], usage, now_s))
         self._now.look(self._platform.replicas(), now_s)
         self._now.committed()
-        self._end("now", lambda: self._now.write(len(self._records), self._ledger.books, now_s))
+        self._end("now", lambda: self._write_now(now_s))
         for sink in self._sinks:
             self._end("metrics", partial(sink.close, failed=failed))
         self._end("trace", self._trace.close)
         self._end("plans", self._plans.close)
         self._write_notes()
         self._end("view", self._view.close)
+
+    def _write_now(self, now_s: float) -> None:
+        self._now.write(len(self._records), self._ledger.books, now_s, self._ledger.wall_s(now_s))
 
     def _end(self, name: str, action: Callable[[], object]) -> None:
         """One of the things to do at the end, of which none waits for another."""
@@ -219,7 +233,7 @@ class Recorder:
                 attempt("books", self.books)
                 written_s = clock()
             self._now.look(self._platform.replicas(), clock())
-            attempt("now", lambda: self._now.write(len(self._records), self._ledger.books, clock()))
+            attempt("now", lambda: self._write_now(clock()))
             snapshot = self.snapshot()
             attempt("view", partial(self._view.changed, snapshot))
             replicas = {name: exist for name, (exist, _) in snapshot.replicas.items()}
@@ -248,7 +262,7 @@ class Recorder:
             validation_name=curves.validation_name,
             tokens_per_s=curves.tokens_per_s,
             cost_usd=books.usd,
-            serverful_usd=total(books.serverful).usd,
+            replica_s=total(books.functions).replica_s,
             left_s=time_left_s(step, self._job.steps, curves.step_s),
             note=self._waiting() or (self._noted if now_s < self._noted_s + NOTE_S else ""),
         )
@@ -283,14 +297,15 @@ class _Curves:
             self.rewards.append(metrics[REWARD])
             self.step_s.append(metrics["perf/time_per_step"])
             self.tokens_per_s = metrics["perf/total_num_tokens"] / metrics["perf/time_per_step"]
-        for name in metrics:
-            if name.startswith(VALIDATION) and "/acc/" in name:
-                self.validation_name = self.validation_name or name
-                if name == self.validation_name:
-                    self.validations.append(metrics[name])
+        for name in validation_names(metrics):
+            self.validation_name = self.validation_name or name
+            if name == self.validation_name:
+                self.validations.append(metrics[name])
 
 
 def metrics_of(record: Record) -> dict[str, float]:
     """A record's metrics: those of learning, and those of the execution that committed it."""
-    observed: Json = record.observed["metrics"]
-    return {**record.history["metrics"], **observed}
+    found: dict[str, float] = {**record.history["metrics"], **record.observed["metrics"]}
+    if found.pop(ACCURACY_GIVEN, 1.0):
+        return found
+    return {name: value for name, value in found.items() if not (name.startswith(VALIDATION) and "/acc/" in name)}

@@ -21,7 +21,7 @@ from orchestrator.base.outages import Outages
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
 from orchestrator.calls.invoke import Invoker, RetryPolicy, Timeouts
-from orchestrator.job.checks import check_code, check_options
+from orchestrator.job.checks import check_code, check_options, check_tests
 from orchestrator.job.config import JobConfig
 from orchestrator.job.functions import check_room, check_split, function_limits, function_specs
 from orchestrator.job.located import localized, pinned
@@ -37,6 +37,7 @@ from orchestrator.run.identity import take_lease
 from orchestrator.run.journal import Journal
 from orchestrator.run.user_files import carry
 from orchestrator.run.versions import check_models, export
+from orchestrator.session.alive import alive
 from orchestrator.session.history import recorded_steps
 from orchestrator.session.job_planner import job_planner
 from orchestrator.session.loop import Loop
@@ -74,6 +75,7 @@ def prepare(job: JobConfig) -> Prepared:
     source = PromptSource.load(job)
     source.check_given(recipe.given, job.rollout.max_response_length)
     check_room(job, function_limits(job, specs), source.longest)
+    check_tests(job, [*source.train.rows, *source.held_out.rows])
     return Prepared(job, named, recipe, settings, source, specs)
 
 
@@ -165,7 +167,9 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
             on_report=recorder.keep_samples,
             on_commit=recorder.committed,
         )
-        async with recorder.watching(fleet):
+        knative = job.platform.knative
+        parks = knative is not None and knative.node_agent is not None
+        async with recorder.watching(fleet), alive(store, recorder.note, wanted=parks):
             for line in run.prepared.source.dropped:
                 recorder.note(line)
             try:

@@ -7,7 +7,7 @@ Elsewhere the log (functions/base/logs.py) has a line of JSON for each of the jo
     replicas   generate ■■□□   reward ■   train ·
     reward     0.81  ▂▂▃▄▅▅▆▇
     validation 0.87  ▃▆▇   val-core/arithmetic/acc/mean@1
-    tokens/s   5,210           cost  $0.0042 (serverful $0.0190)
+    tokens/s   5,210           cost  $0.0042
 
 The recorder gives it `Snapshot`s (view.py), plain values; it draws them and knows nothing of the job.
 """
@@ -94,7 +94,7 @@ def line(snapshot: Snapshot) -> str:
         parts.append(f"{snapshot.validation_name} {snapshot.validations[-1]:.3f}")
     if snapshot.tokens_per_s is not None:
         parts.append(f"{snapshot.tokens_per_s:,.0f} tok/s")
-    parts += [dollars(snapshot.cost_usd), f"{duration(snapshot.elapsed_s)} gone"]
+    parts += [spending(snapshot.cost_usd, snapshot.replica_s), f"{duration(snapshot.elapsed_s)} gone"]
     if snapshot.left_s is not None:
         parts.append(f"{duration(snapshot.left_s)} left")
     return "  ".join(parts)
@@ -121,8 +121,7 @@ def render(snapshot: Snapshot) -> RenderableType:
     if s.validation_name:
         body.add_row("validation", _curve(s.validations, s.validation_name))
     body.add_row("tokens/s", "-" if s.tokens_per_s is None else f"{s.tokens_per_s:,.0f}")
-    serverful = f" (serverful {dollars(s.serverful_usd)})" if s.serverful_usd else ""
-    body.add_row("cost", f"{dollars(s.cost_usd)}{serverful}")
+    body.add_row("cost", spending(s.cost_usd, s.replica_s))
     if s.note:
         body.add_row("note", Text(s.note, "yellow"))
     return Group(head, body)
@@ -162,6 +161,11 @@ def duration(seconds: float) -> str:
 def dollars(usd: float) -> str:
     """Two digits after the point from a dollar on, four below: `$12.30`, `$0.0042`."""
     return f"${usd:,.2f}" if usd >= 1 else f"${usd:.4f}"
+
+
+def spending(usd: float, replica_s: float) -> str:
+    """Dollars, or, where nothing has a price, what there is a price for."""
+    return dollars(usd) if usd else f"{number(replica_s)} replica-seconds"
 
 
 def number(value: float | None) -> str:

@@ -30,8 +30,8 @@ class Snapshot:
     tokens_per_s: float | None = None
     """Of the last step."""
     cost_usd: float = 0.0
-    serverful_usd: float = 0.0
-    """What holding every function for as long would have cost."""
+    replica_s: float = 0.0
+    """Seconds of replicas, which are what is shown where no function has a price."""
     left_s: float | None = None
     """Expected until the job's end; None: not known yet."""
     note: str = ""

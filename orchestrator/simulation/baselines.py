@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from orchestrator.planner.policies import ADAPTIVE, Policy
 
-SERVERFUL = Policy("serverful", "all", "balanced", "never", "no", "all", prewarm=False, colocated=True)
-RLHFUSE = Policy("rlhfuse", "all", "balanced", "fixed", "yes", "all", prewarm=False, colocated=True)
-RLHFLESS = Policy("rlhfless", "weighted", "similar", "fixed", "no", "none", prewarm=True, colocated=False)
+SERVERFUL = Policy("serverful", "all", "balanced", "never", "no", keep=True, prewarm=False, colocated=True)
+RLHFUSE = Policy("rlhfuse", "all", "balanced", "fixed", "yes", keep=True, prewarm=False, colocated=True)
+RLHFLESS = Policy("rlhfless", "weighted", "similar", "fixed", "no", keep=False, prewarm=True, colocated=False)
 POLICIES = {policy.name: policy for policy in (SERVERFUL, RLHFUSE, RLHFLESS, ADAPTIVE)}

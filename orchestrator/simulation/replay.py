@@ -1,8 +1,8 @@
 """A run that was made, as a scenario: other policies on the same work.
 
 From the run's trace: the length of every response (content held fixed), and what its calls took (planner/learned.py).
-From its job: prompts in their order, functions, replicas, prices. Every function has replicas of its own; a
-replica without a GPU counts as one, so that "GPU seconds" are replica-seconds.
+From its job: prompts in their order, functions, replicas, prices. Every function has replicas of its own. Where none
+has a GPU, a replica counts as one and what is told are replica-seconds (`Scenario.unit`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from orchestrator.planner.devices import Device, ModelShape
 from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.planner.learned import Priors
 from orchestrator.planner.policies import Policy
-from orchestrator.platforms.base import FunctionSpec
+from orchestrator.platforms.base import FunctionSpec, Usage
 from orchestrator.run.directory import RunDirectory
+from orchestrator.run.ledger import costs_of, total
 from orchestrator.session.history import finished_steps
 from orchestrator.session.job_planner import adaptive_planner
 from orchestrator.session.session import prepare
@@ -45,6 +46,19 @@ class Recorded(Scenario):
     costs: Priors
 
     @property
+    def unit(self) -> str:
+        return "GPU" if any(spec.gpus for spec in self.functions) else "replica"
+
+    def usd(self, usage: Sequence[Usage], now_s: float) -> float | None:
+        """What the usage costs at the job's prices; None where it has none."""
+        if not any(spec.usd_per_hour for spec in self.functions):
+            return None
+        return total(costs_of(usage, self.functions, now_s)).usd
+
+    def _gpus(self, gpus: int) -> int:
+        return gpus if self.unit == "GPU" else 1
+
+    @property
     def algorithm(self) -> Json:
         return dict(self.job.algorithm)
 
@@ -55,14 +69,17 @@ class Recorded(Scenario):
         return replace(policy, colocated=False)
 
     def specs(self, policy: Policy) -> list[FunctionSpec]:
-        return [replace(spec, gpus=max(1, spec.gpus)) for spec in self.functions]
+        return [replace(spec, gpus=self._gpus(spec.gpus)) for spec in self.functions]
 
     def limits(self, policy: Policy) -> dict[str, FunctionLimits]:
         found = function_limits(self.job, self.functions)
-        return {name: replace(limits, gpus=max(1, limits.gpus)) for name, limits in found.items()}
+        return {name: replace(limits, gpus=self._gpus(limits.gpus)) for name, limits in found.items()}
 
     def priors(self, policy: Policy) -> Priors:
         return self.costs
+
+    def turns(self, policy: Policy) -> Priors | None:
+        return None
 
     def models(self, policy: Policy) -> dict[str, Model]:
         kv, found = self.limits(policy)["generate"].kv_tokens, dict[str, Model]()
@@ -86,9 +103,20 @@ def replay(run: RunDirectory) -> Recorded:
     generate, work, start_s = _measured(run, job, prepared.specs, steps)
     return Recorded(
         name=job.name,
-        device=Device("replica", 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None, f"measured in {run.path}"),
+        device=Device(
+            "GPUs" if any(s.gpus for s in prepared.specs) else "replicas",
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+            None,
+            f"measured in {run.path}",
+        ),
         model=ModelShape(job.name, 0.0, 0, 0, 0),
-        gpus=sum(spec.max_replicas * max(1, spec.gpus) for spec in prepared.specs),
+        gpus=sum(spec.max_replicas * spec.gpus for spec in prepared.specs)
+        or sum(spec.max_replicas for spec in prepared.specs),
         recipe=job.recipe,
         lengths=LengthTrace(lengths),
         prompts_per_step=job.data.prompts_per_step,

@@ -92,8 +92,9 @@ class StepReport:
     stages: list[StageTime] = field(default_factory=list)
     calls: list[CallObservation] = field(default_factory=list)
     texts: list[Ref] = field(default_factory=list)
+    validation_texts: list[Ref] = field(default_factory=list)
     mismatch: Ref | None = None
-    """Columns: how far the trainer's log-probabilities of each sample lie from the engine's."""
+    """Columns: each sample's advantage, and how far the trainer's log-probabilities of it lie from the engine's."""
     failed: list[Json] = field(default_factory=list)
     tokens: int = 0
     """Prompt and response tokens of all samples."""

@@ -74,9 +74,8 @@ class Step:
 
     def reward(self, samples: Samples, prompts: PromptSet | None = None, *, name: str = "reward") -> Scores:
         """The scorer's columns ("score" and whatever else it returns) for each sample."""
-        weighed = self._context.job.reward.weights
         weights = {"policy": "actor"} | ({"model": "reward"} if "reward" in self._context.versions else {})
-        scorer = self._context.job.reward.model_dump(exclude={"model"} | (set() if weighed else {"weights"}))
+        scorer = self._context.job.scoring
         return self._columns(samples, name, "reward", "score", scorer, weights, prompts or self.prompts)
 
     def reference(self, samples: Samples) -> list[Scores]:

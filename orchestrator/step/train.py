@@ -50,6 +50,7 @@ class Training:
         report.metrics |= done.data["metrics"]
         if "fed_batches" in done.data["stats"]:
             report.observed[f"rollout/fed_batches/{self.function}"] = float(done.data["stats"]["fed_batches"])
+        report.observed |= {name: float(value) for name, value in done.data["stats"].items() if "/" in name}
         if "mismatch" in done.data:
             report.mismatch = Ref.from_json(done.data["mismatch"])
         report.trained[self.model] = Version.from_json(done.data["version"])
@@ -93,20 +94,19 @@ class Training:
         async with asyncio.TaskGroup() as tasks:
             streaming = tasks.create_task(streamer.run(identity))
             groups = None if deterministic else plan.stream_groups.get(self.function)
-            due = [tasks.create_task(self._due(scaled=groups is not None))]
-            due += [tasks.create_task(streamer.whole(groups))] if groups is not None else []
-            await asyncio.wait([streaming, *due], return_when=asyncio.FIRST_COMPLETED)
-            for waiting in due:
-                waiting.cancel()
+            due = tasks.create_task(self._due(streamer, groups))
+            await asyncio.wait([streaming, due], return_when=asyncio.FIRST_COMPLETED)
+            due.cancel()
             stream = self.params.streams and not deterministic
             return await _answer(stage, self._call({}, self.params, feed={"prefix": prefix, "stream": stream}))
 
-    async def _due(self, *, scaled: bool) -> None:
-        """Returns at the planned time; `scaled`: not before generation has, or waits in front of all others for, the
-        room that it needs."""
+    async def _due(self, streamer: Streamer, groups: int | None) -> None:
+        """Returns at the planned time; with `groups` not before so many are whole, nor before generation has, or waits
+        in front of all others for, the room that it needs: where it is slower than planned, ranks would wait."""
         await self.context.clock.reach(self.context.plan.stream_s[self.function])
-        if scaled:
+        if groups is not None:
             await self.context.clock.scaled.wait()
+            await streamer.whole(groups)
 
 
 async def _answer(stage: Stage, call: Call) -> Event:

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from functions.base.prometheus import Metric, Values, family, text
 from orchestrator.base.errors import RunError
 from orchestrator.planner.base import CallObservation
-from orchestrator.run.ledger import Books, total
+from orchestrator.run.ledger import Books
 from orchestrator.telemetry.small_file import rewrite
 
 FILE = "metrics.prom"
@@ -50,14 +50,12 @@ REPLICA_SECONDS = Metric("rlhf_job_replica_seconds_total", "counter", "Seconds t
 BUSY_SECONDS = Metric("rlhf_job_busy_seconds_total", "counter", "Seconds of those at work.", ("function",))
 GPU_SECONDS = Metric("rlhf_job_gpu_seconds_total", "counter", "GPU-seconds that were paid for.", ("function",))
 STARTS = Metric("rlhf_job_replica_starts_total", "counter", "Replicas started.", ("function",))
-RESERVED_COST = Metric("rlhf_job_reserved_cost_usd", "gauge", "What holding every function's replicas for as long "
-                       "would have cost.")  # fmt: skip
 
 COUNTED = (
     STEP_SECONDS, STEP_COST, STAGE_SECONDS, REWARD, RESPONSE_TOKENS, VALIDATION, MISMATCH, PLANNER_ERROR, CALLS,
     CALL_SECONDS, PHASE_SECONDS, COLD_START, SAMPLES, TOKENS, BYTES,
 )  # fmt: skip
-OF_BOOKS = (FUNCTION_COST, REPLICA_SECONDS, BUSY_SECONDS, GPU_SECONDS, STARTS, RESERVED_COST)
+OF_BOOKS = (FUNCTION_COST, REPLICA_SECONDS, BUSY_SECONDS, GPU_SECONDS, STARTS)
 METRICS = (*COUNTED, *OF_BOOKS)
 _OF_STEP = {"critic/score/mean": REWARD, "response_length/mean": RESPONSE_TOKENS, MISMATCH_METRIC: MISMATCH,
             "perf/time_per_step": STEP_SECONDS}  # fmt: skip
@@ -114,7 +112,6 @@ class JobMetrics:
             BUSY_SECONDS: {(name,): cost.busy_s for name, cost in costs},
             GPU_SECONDS: {(name,): cost.gpu_s for name, cost in costs},
             STARTS: {(name,): cost.starts for name, cost in costs},
-            RESERVED_COST: {(): total(books.serverful).usd},
         }
         of_books = [family(metric, values, self._constant) for metric, values in read.items()]
         rewrite(self._path, text([*self._before, *self._values.collect(), *of_books]).encode())

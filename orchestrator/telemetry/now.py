@@ -1,7 +1,8 @@
 """`now.json`: the replicas of a run as they are, for whoever looks on; trace.json has a step's once it is committed.
 
     at_s      when this was written, in seconds since the job's first execution began (as everything here)
-    step      the step at work           usd, serverful_usd, wall_s   of the job until the last look into the books
+    step      the step at work           usd, replica_s   of the job until the last look into the books
+    wall_s    in which orchestrators have worked on the job, until at_s
     lives     [{function, replica, start_s, stop_s (null: exists), phases: [[state, since_s], ...]}]
 
 Lives are those that trace.json does not have yet: of replicas that exist, and of those that went since the last
@@ -74,15 +75,15 @@ class Now:
         for life in self._lives.values():
             life.phases = life.phases[-1:]
 
-    def write(self, step: int, books: Books, now_s: float) -> None:
-        """Raises RunError where it cannot be written."""
+    def write(self, step: int, books: Books, now_s: float, wall_s: float | None = None) -> None:
+        """`wall_s`: of the job until now; None: as the books have it. Raises RunError where it cannot be written."""
         value: Json = {
             "format": FORMAT,
             "at_s": round(self._job_s(now_s), 4),
             "step": step,
             "usd": books.usd,
-            "serverful_usd": total(books.serverful).usd,
-            "wall_s": books.wall_s,
+            "replica_s": total(books.functions).replica_s,
+            "wall_s": books.wall_s if wall_s is None else wall_s,
             "lives": [life.to_json() for life in (*self._gone, *self._lives.values())],
         }
         rewrite(self._path, json.dumps(value, allow_nan=False).encode() + b"\n")

@@ -15,7 +15,7 @@ from orchestrator.recipes.settings import merged
 from orchestrator.session.open_platform import check_machine
 from orchestrator.session.session import prepare
 from tests.api.conftest import JOB
-from tests.support.tiny_job import Job, command
+from tests.support.tiny_job import Job, command, here
 
 CASES: dict[str, dict[str, Any]] = {
     "rule": {"reward": {"score": "rule:gsm9k"}},
@@ -68,7 +68,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 def test_gpus_that_are_not_here_are_no_cpu(job: Job, tmp_path: Path) -> None:
-    done = command("run", job.file, "--run-dir", tmp_path / "run", "functions.train.gpus=1000")
+    done = here("run", job.file, "--run-dir", tmp_path / "run", "functions.train.gpus=1000")
     assert done.returncode != 0
     (line,) = done.stderr.splitlines()
     assert "functions.train.gpus: got 1000, this machine has" in line
@@ -79,10 +79,10 @@ def test_the_doctor_says_it_too(job: Job, tmp_path: Path) -> None:
     text = job.file.read_text() + "[algorithm.correction]\ncap = 0\n"
     bad = job.directory / "bad.toml"
     bad.write_text(text)
-    done = command("doctor", bad)
+    done = here("doctor", bad)
     assert done.returncode == 1
     assert "FAIL  settings: algorithm.correction: cap: got 0.0, wants a number above 0" in done.stdout
-    done = command("doctor", job.file)
+    done = here("doctor", job.file)
     assert "ok    settings: wants generate, reward, train" in done.stdout, done.stdout
 
 

@@ -14,7 +14,7 @@ from orchestrator.commands.logs import Wanted, read_logs
 from orchestrator.job.config import parse_job
 from orchestrator.run.directory import RunDirectory
 from tests.api.conftest import JOB, WRITE, serving, write_run
-from tests.support.tiny_job import command, make_job
+from tests.support.tiny_job import command, here, make_job
 from tests.support.waiting import until
 
 
@@ -23,12 +23,12 @@ def test_top_without_a_terminal_is_one_table(tmp_path: Path, root: Path) -> None
     (tmp_path / "token").write_text(WRITE)
     with serving(tmp_path / "runs", root) as server, server.client() as api:
         id = api.post("/v1/jobs", json=JOB).json()["id"]
-        done = command("top", "--url", server.url, "--token-file", tmp_path / "token")
+        done = here("top", "--url", server.url, "--token-file", tmp_path / "token")
         assert done.returncode == 0, done.stderr
         rows = [line.split() for line in done.stdout.splitlines() if line.split()[:1] in (["done"], [id])]
         assert rows[0] == [id, "queued", "-/3", "-", "-", "-"], "those that have not ended come first"
         assert rows[1][:5] == ["done", "succeeded", "3/3", "0.500", "$3.00"]
-        assert "send `Authorization" in command("top", "--url", server.url).stderr
+        assert "send `Authorization" in here("top", "--url", server.url).stderr
 
 
 def logged(at: int, message: str, **more: object) -> str:
@@ -83,10 +83,10 @@ def test_only_what_is_asked_for(run: RunDirectory, wanted: dict[str, Any], messa
 
 
 def test_logs_for_people(run: RunDirectory) -> None:
-    done = command("logs", run.path, "--function", "generate", "--level", "warning")
+    done = here("logs", run.path, "--function", "generate", "--level", "warning")
     assert done.stdout.splitlines()[0] == "generate-0 | 14:02:04  warning  step 1  call s000001.generate.a1  slow"
     assert done.stdout.splitlines()[-2:] == ["generate-10 | Traceback", "generate-10 | E: x"]
-    assert command("logs", run.path, "--level", "loud").returncode == 2
+    assert here("logs", run.path, "--level", "loud").returncode == 2
 
 
 def test_logs_follow_while_the_run_is_worked_on(run: RunDirectory) -> None:

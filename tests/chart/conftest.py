@@ -19,6 +19,7 @@ VALUES = [*sorted((CHART / "ci").glob("*-values.yaml")), ROOT / "deploy" / "cpu-
 KUBERNETES = "1.34.0"
 TOOLS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rlhf-orchestrate"
 """Where tools that are not on the PATH are kept from one session to the next."""
+MAKERS = ("Deployment", "DaemonSet", "Job")
 Objects = list[dict[str, Any]]
 
 
@@ -76,7 +77,7 @@ def config(objects: Objects) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def pods(objects: Objects) -> dict[str, dict[str, Any]]:
     """Pod templates by the name of what makes them; the runner's comes from the config map."""
-    found = {o["metadata"]["name"]: o["spec"]["template"] for o in objects if o["kind"] in ("Deployment", "Job")}
+    found = {o["metadata"]["name"]: o["spec"]["template"] for o in objects if o["kind"] in MAKERS}
     found |= {o["metadata"]["name"]: o for o in objects if o["kind"] == "Pod"}
     return found | {"runner": config(objects)[1]["spec"]["template"]}
 

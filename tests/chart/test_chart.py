@@ -70,7 +70,7 @@ def test_every_pod_is_confined(scenario: Objects) -> None:
 
 def test_every_mount_has_its_volume_and_every_reference_its_object(scenario: Objects) -> None:
     made = {(item["kind"], item["metadata"]["name"]) for item in scenario}
-    outside = {"rlhf-tokens", "rlhf-exchange", "rlhf-runs", "rlhf-data", "redis", "registry"}
+    outside = {"rlhf-tokens", "rlhf-exchange", "rlhf-runs", "rlhf-data", "rlhf-cache", "redis", "registry"}
     for name, pod in pods(scenario).items():
         volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", ())}
         for container in pod["spec"]["containers"]:
@@ -140,7 +140,8 @@ def test_functions_answer_knative_and_their_gang_only(render: Render) -> None:
     assert (pod["nodeSelector"], pod["runtimeClassName"]) == ({"pool": "gpu"}, "nvidia")
     assert pod["serviceAccountName"] == "rlhf-functions"
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    assert {m["mountPath"] for m in pod["containers"][0]["volumeMounts"]} == {"/scratch", "/cache", GATE_PATH}
+    mounts = {m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
+    assert mounts == {"/scratch", "/cache", GATE_PATH, "/var/lib/rlhf-orchestrate"}
     assert made["generate"]["spec"]["template"]["spec"]["containers"][0]["image"].startswith("registry.example.com/")
 
 
@@ -288,3 +289,41 @@ def test_the_oldest_kubernetes_is_said_once() -> None:
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"] == f">={number}.0-0", "as the doctor's"
     for text in (CHART / "README.md", ROOT / "deploy" / "README.md", ROOT / "docs" / "knative.md"):
         assert f"Kubernetes {number}" not in text.read_text()
+
+
+def test_the_sandbox_has_nothing_to_steal_and_jobs_know_where_it_is(render: Render) -> None:
+    values = VALUES[0]
+    assert not [o for o in render(values) if o["metadata"]["name"].endswith("-sandbox")]
+    for runtime, profile in (("", "Unconfined"), ("gvisor", "RuntimeDefault")):
+        objects = render(values, "--set", "sandbox.enabled=true", "--set", f"sandbox.runtimeClass={runtime}")
+        made = one(objects, "Service", "-sandbox")
+        assert made["apiVersion"] == "serving.knative.dev/v1"
+        pod = made["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        assert pod.get("runtimeClassName", "") == runtime
+        assert container["securityContext"]["seccompProfile"] == {"type": profile}
+        assert not pod["automountServiceAccountToken"]
+        assert [entry["name"] for entry in container["env"]] == ["RLHF_PROGRAMS"]
+        assert "envFrom" not in container
+        assert "volumes" not in pod
+        defaults, _ = config(objects)
+        url = f"http://{made['metadata']['name']}.rl.svc.cluster.local/run_code"
+        assert defaults["platform"]["knative"]["sandbox"] == url
+
+
+def test_the_node_agent_may_do_nothing_but_own_its_directory(render: Render) -> None:
+    objects = render(PRODUCTION)
+    pod = one(objects, "DaemonSet", "-node-agent")["spec"]["template"]["spec"]
+    [agent], [first] = pod["containers"], pod["initContainers"]
+    assert pod["automountServiceAccountToken"] is False
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
+    assert "nvidia.com/gpu" not in agent["resources"]["limits"], "tickets hold the GPUs"
+    assert (pod["nodeSelector"], pod["runtimeClassName"]) == ({"pool": "gpu"}, "nvidia")
+    [host] = [volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume]
+    defaults, _ = config(objects)
+    knative = read_job(BODY, JSON_TYPE, roots=[Path("/data")], defaults=defaults).platform.knative
+    assert knative is not None
+    assert knative.node_agent == host, "where tickets look for it"
+    assert f"--listen={host}/agent.sock" in agent["args"]
+    assert not [o for o in render(DEVELOPMENT) if o["kind"] == "DaemonSet"]

@@ -12,9 +12,10 @@ import pytest
 
 from functions.exchange.base import ExchangeError
 from functions.exchange.directory import DirectoryExchange
-from tests.support.chaos import plan
+from orchestrator.job.config import load_job
+from tests.support.chaos import SETTINGS, VARIANTS, plan
 from tests.support.chaos_stores import STORES, Stores
-from tests.support.tiny_job import ENV
+from tests.support.tiny_job import ENV, make_job
 
 CHAOS = Path(__file__).parents[2] / "scripts" / "chaos"
 
@@ -23,6 +24,11 @@ def test_a_seed_repeats_its_choices() -> None:
     for store in STORES:
         assert plan(random.Random("3/1"), store) == plan(random.Random("3/1"), store)
     assert plan(random.Random("3/1"), "s3") != plan(random.Random("3/2"), "s3")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_its_variants_are_jobs(tmp_path: Path, variant: str) -> None:
+    load_job(make_job(tmp_path).file, [*VARIANTS[variant], *SETTINGS])
 
 
 @pytest.mark.parametrize("how", ["truncate", "flip", "delete"])

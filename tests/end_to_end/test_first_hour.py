@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from orchestrator.job.config import load_job
 from orchestrator.job.prompts import PromptSource
-from tests.support.tiny_job import ENV, STEPS, Job, command
+from tests.support.tiny_job import ENV, STEPS, Job, command, here
 
 pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(300)]
 
@@ -48,7 +48,7 @@ def test_a_written_job_runs_as_it_is(job: Job, tmp_path: Path) -> None:
     rows = [{"question": f"{a}+{a}=", "answer": f"{a}+{a} is <<{2 * a}>>\n#### {2 * a}"} for a in range(8)]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(rows[:2]), tmp_path / "test.parquet")
-    written = command("init", job.directory / "model", tmp_path / "train.parquet", "-o", tmp_path / "job.toml")
+    written = here("init", job.directory / "model", tmp_path / "train.parquet", "-o", tmp_path / "job.toml")
     assert written.returncode == 0, written.stderr
     found = load_job(tmp_path / "job.toml")
     assert (found.name, found.recipe, found.model.dtype) == ("train-grpo", "grpo", "float32")
@@ -57,7 +57,7 @@ def test_a_written_job_runs_as_it_is(job: Job, tmp_path: Path) -> None:
     assert found.reward.score == "rule:gsm8k"
     assert (found.data.prompts_per_step, found.steps, found.data.max_prompt_length) == (2, 4, 4)
     assert found.rollout.max_response_length == 64 - 4
-    again = command("init", job.directory / "model", tmp_path / "train.parquet", "-o", tmp_path / "job.toml")
+    again = here("init", job.directory / "model", tmp_path / "train.parquet", "-o", tmp_path / "job.toml")
     assert "job.toml: is there already; name another file with --output" in again.stderr
     done = command("run", tmp_path / "job.toml", "--run-dir", tmp_path / "run", "steps=1")
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,7 @@ def test_what_is_found_out(job: Job, tmp_path: Path, rows: list[dict[str, str]],
     template = "{% for m in messages %}{{ m.content }}={% endfor %}"
     shutil.copytree(job.directory / "model", tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").write_text(template)
-    written = command("init", tmp_path / "model", tmp_path / "sums.jsonl", "-o", tmp_path / "new" / "job.toml")
+    written = here("init", tmp_path / "model", tmp_path / "sums.jsonl", "-o", tmp_path / "new" / "job.toml")
     assert written.returncode == 0, written.stderr
     found = load_job(tmp_path / "new" / "job.toml")
     assert found.reward.score.removeprefix(f"{tmp_path}/new/") == score

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiny_job import Job, command, history, metrics
+from tests.support.tiny_job import Job, command, here, history, metrics
 
 pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(300)]
 
@@ -23,7 +23,7 @@ def test_a_job_that_trains_with_two_replicas(job: Job, tmp_path: Path) -> None:
 
 
 def test_a_deterministic_job_refuses_a_gang(job: Job, tmp_path: Path) -> None:
-    done = command("run", job.file, "--run-dir", tmp_path / "run", "functions.train.replicas=2")
+    done = here("run", job.file, "--run-dir", tmp_path / "run", "functions.train.replicas=2")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "functions.train.replicas: got 2, deterministic = true wants 1" in line

@@ -10,7 +10,6 @@ from safetensors.torch import load
 
 from functions.base.wire import WireError
 from functions.exchange.base import Buffer
-from functions.generate.engine import keys_values
 from functions.generate.engine.keys_values import KeysValues, decode, encode, join
 
 
@@ -19,18 +18,15 @@ def made(dtype: torch.dtype = torch.float32) -> KeysValues:
     return KeysValues(torch.randn(3, 2, 2, 5, 4).to(dtype), "scaled pairs")
 
 
-def written(cache: KeysValues) -> list[bytes]:
-    return [b"".join(buffers) for buffers in encode(cache, version=3, group=7, index=1)]
+def written(cache: KeysValues, part_bytes: int = 1 << 20) -> list[bytes]:
+    return [b"".join(buffers) for buffers in encode(cache, version=3, group=7, index=1, part_bytes=part_bytes)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("part_bytes", [1, 400, 1 << 20])
-def test_every_bit_comes_back_from_parts_in_any_order(
-    dtype: torch.dtype, part_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keys_values, "PART_BYTES", part_bytes)
+def test_every_bit_comes_back_from_parts_in_any_order(dtype: torch.dtype, part_bytes: int) -> None:
     cache = made(dtype)
-    blobs = written(cache)
+    blobs = written(cache, part_bytes)
     assert len(blobs) == {1: 6, 400: {4: 3, 2: 2}[dtype.itemsize], 1 << 20: 1}[part_bytes]
     parts = [decode(blob) for blob in reversed(blobs)]
     assert {(part.version, part.group, part.index) for part in parts} == {(3, 7, 1)}
@@ -58,9 +54,8 @@ def test_writing_copies_nothing() -> None:
     assert bytes(body) != before
 
 
-def test_what_is_not_whole_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys_values, "PART_BYTES", 400)
-    blobs = written(made())
+def test_what_is_not_whole_is_refused() -> None:
+    blobs = written(made(), 400)
     parts = [decode(blob) for blob in blobs]
     with pytest.raises(WireError, match=r"sample \(group 7, index 1\): 4 of 6 rows, a part is missing"):
         join(parts[:-1])

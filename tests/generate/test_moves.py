@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from functions.base.samples import SampleBatch
+from functions.base.samples import Finish, SampleBatch
 from functions.base.wire import Call, Event, Ref, Version
 from functions.call.function import Context, FatalError
 from functions.exchange.base import Buffer, Unavailable
 from functions.exchange.directory import DirectoryExchange
 from functions.generate import moves
-from functions.generate.engine import keys_values
-from functions.generate.engine.keys_values import decode
+from functions.generate.engine.base import Sample
+from functions.generate.engine.keys_values import decode, join
 from functions.generate.function import GenerateFunction
+from functions.generate.moves import Outbox
 from functions.weights.base import import_model
 
 PARAMS = {"max_response_length": 12, "seed": 5, "chunk": 4, "cut_parts": 2, "ignore_eos": True}
@@ -85,18 +86,14 @@ def value_file(scene: Scene, ref: Ref) -> Path:
 
 
 @pytest.mark.parametrize("options", [{}, {"engine": "transformers"}, {"deterministic": False}])
-def test_what_was_cut_goes_on_without_being_computed_again(
-    scene: Scene, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also in several objects a sample."""
-    monkeypatch.setattr(keys_values, "PART_BYTES", 2048)
+def test_what_was_cut_goes_on_without_being_computed_again(scene: Scene, options: dict[str, Any]) -> None:
     options = options if options != {"engine": "transformers"} else options | {"deterministic": False}
     cut = scene.cut(**options)
     parts = [event for event in cut if event.kind == "cut"]
     assert len(parts) == 2
     for event in parts:
         refs = [[Ref.from_json(ref) for ref in sample] for sample in event.data["caches"]]
-        assert [len(sample) > 1 for sample in refs] == [length > 0 for length in event.data["length"]]
+        assert [len(sample) for sample in refs] == [length > 0 for length in event.data["length"]]
         assert all(ref.key.startswith("caches/c/") for sample in refs for ref in sample)
         for group, index, sample in zip(event.data["group"], event.data["index"], refs, strict=True):
             for ref in sample:
@@ -119,6 +116,24 @@ def test_what_was_cut_goes_on_without_being_computed_again(
     np.testing.assert_allclose(found.logprobs, wanted.logprobs, atol=2e-5)
     if not options:
         assert found.encode() == wanted.encode()
+
+
+def test_a_sample_may_lie_in_several_objects(scene: Scene) -> None:
+    cut = scene.cut()
+    inputs = scene.inputs(cut)
+    whole = [decode(scene.exchange.get(ref)) for ref in inputs["caches"]]
+    names = [(part.group, part.index) for part in whole]
+    outbox = Outbox(scene.call(inputs), scene.context(), names, part_bytes=2048)
+    for number, part in enumerate(whole):
+        nothing = np.zeros(0, np.int32)
+        outbox.add(Sample(number, nothing, nothing.astype(np.float32), Finish.UNFINISHED, 0, join([part])))
+    outbox.close()
+    objects = [outbox.refs(number) for number in range(len(whole))]
+    assert min(map(len, objects)) > 1
+    more = scene.rest({**inputs, "caches": [ref for refs in objects for ref in refs]})
+    assert more[-1].data["moved_tokens"] > 0
+    assert more[-1].data["prefill_tokens"] == 0
+    assert scene.joined([*cut, *more]).encode() == scene.uncut().encode()
 
 
 def lose(path: Path) -> None:
@@ -218,10 +233,16 @@ def test_those_that_could_not_be_written_are_computed_again_and_said(scene: Scen
     assert scene.joined([*cut, *more]).encode() == scene.uncut().encode()
 
 
-def test_they_end_by_themselves(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+class Fleeting(DirectoryExchange):
+    """Where an hour is over in 4 microseconds."""
+
+    def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
+        return super().put(key, data, lifetime_s=None if lifetime_s is None else 1e-9 * lifetime_s)
+
+
+def test_they_end_by_themselves(scene: Scene) -> None:
     """Where nobody deletes them."""
-    monkeypatch.setattr(moves, "LIFETIME_S", 0.001)
-    inputs = scene.inputs(scene.cut())
+    inputs = scene.inputs(scene.cut(exchange=Fleeting(f"{scene.root}/exchange")))
     assert inputs["caches"]
     assert scene.exchange.list("caches/") == []
 

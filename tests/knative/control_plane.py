@@ -1,7 +1,7 @@
 """A stand-in for a cluster with Knative: the API paths that the platform uses, the ingress, and a kubeconfig.
 
 It is not kinder than a real one (tests/knative/objects.py has the traps). Replicas are real: processes with
-functions/server/app.py, forked from a warm parent.
+functions/server/app.py, forked from a node agent.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ PREFIXES = {
     "/apis/serving.knative.dev/v1": "",
     "/apis/autoscaling.internal.knative.dev/v1alpha1": "",
 }
+PASSED_ON = {"server": "envoy", "x-envoy-upstream-service-time": "3"}
+"""Of answers that are not the ingress's own."""
 
 
 class ControlPlane:
@@ -51,6 +53,8 @@ class ControlPlane:
         self.cluster = Cluster(self.root, **self._limits)
         self.away = False
         """The API does not answer."""
+        self.instead: Response | None = None
+        """What the ingress answers to every request."""
         self.statics: dict[str, Json] = {}
         self.denied: set[tuple[str, str]] = set()
         paths = [f"{prefix}/namespaces/{{ns}}/{{kind}}" for prefix in PREFIXES]
@@ -66,7 +70,12 @@ class ControlPlane:
             listener = socket.create_server(("127.0.0.1", 0))
             ports.append(listener.getsockname()[1])
             config = uvicorn.Config(
-                Starlette(routes=routes), log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=1
+                Starlette(routes=routes),
+                log_config=None,
+                lifespan="off",
+                ws="none",
+                timeout_graceful_shutdown=1,
+                server_header=False,
             )
             server = uvicorn.Server(config)
             server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
@@ -174,11 +183,13 @@ class ControlPlane:
             return Response(status_code=404)
         revision = self.cluster.revisions[service["status"]["latestReadyRevisionName"]]
         body = await request.body()
+        if self.instead is not None:
+            return self.instead
         pod = await self._free(revision)
         revision.requests += 1
         duplex = revision.template["metadata"]["annotations"].get("features.knative.dev/http-full-duplex")
         if duplex != "Enabled" and revision.requests % 3 == 0:  # the response began before the request had ended
-            return Relayed(_cut(), 200)
+            return Relayed(_cut(), 200, PASSED_ON)
         pod.busy = True
         transport = httpx.AsyncHTTPTransport(uds=str(pod.path))
         client = httpx.AsyncClient(transport=transport, timeout=None)
@@ -190,9 +201,9 @@ class ControlPlane:
             response = await client.send(message, stream=True)
         except httpx.TransportError:
             await self._free_again(pod, client)
-            return Response("EOF", 502)
+            return Response("EOF", 502, PASSED_ON)
         limit_s = revision.template["spec"]["timeoutSeconds"] / SPEED
-        return Relayed(self._relay(pod, client, response, limit_s), response.status_code)
+        return Relayed(self._relay(pod, client, response, limit_s), response.status_code, PASSED_ON)
 
     async def _free(self, revision: Revision) -> Pod:
         """A ready pod without a request; the activator holds what finds none. One request a pod, always."""

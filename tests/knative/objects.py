@@ -51,7 +51,8 @@ class Cluster:
         self.closing = False
         self.tasks: set[asyncio.Task[None]] = set()
         self.pods: dict[str, Pod] = {}
-        self.launcher = Launcher(warm, root / "warm.log")
+        (root / "agent").mkdir()
+        self.launcher = Launcher(warm, root / "agent.log", root / "agent")
         self.uids = itertools.count(1)
         self.drained: list[str] = []
         """Ready pods without a request that held their GPU for a whole drain."""
@@ -303,7 +304,7 @@ class Cluster:
             await self._schedule(pod)
             await self._start(pod)
             assert pod.process is not None
-            code = await asyncio.shield(pod.process.exited)
+            code = await asyncio.shield(pod.process.gone)
             while not pod.removing:  # restartPolicy: Always
                 pod.ready = False
                 statuses: list[Json] = [
@@ -314,7 +315,7 @@ class Cluster:
                     statuses[0]["lastState"]["terminated"]["reason"] = "OOMKilled"
                 self._tell("MODIFIED", pod.value)
                 await self._start(pod)
-                code = await asyncio.shield(pod.process.exited)
+                code = await asyncio.shield(pod.process.gone)
         finally:
             pod.revision.pods.remove(pod)
             del self.pods[pod.name]
@@ -360,7 +361,6 @@ class Cluster:
         env = {v["name"]: v.get("value", "") for v in container["env"]}
         secret = next(v["valueFrom"]["secretKeyRef"] for v in container["env"] if v["name"] == "RLHF_TOKEN")
         token = base64.b64decode(self.get("secrets", secret["name"])["data"][secret["key"]]).decode()
-        pod.path.unlink(missing_ok=True)
         await asyncio.sleep(START_S)
         if pod.removing:
             await pod.over.wait()
@@ -370,8 +370,9 @@ class Cluster:
                 "kind": env["RLHF_KIND"], "options": json.loads(env["RLHF_OPTIONS"]), "exchange": env["RLHF_EXCHANGE"],
                 "job": env["RLHF_JOB"], "name": pod.name, "threads": 1, "token": token, "heartbeat_s": 0.2,
             },
-            pod.path, self.root / "pods.log",
+            self.root / "pods.log",
         )  # fmt: skip
+        pod.path = pod.process.socket
         pod.ready = True
         pod.value["status"] |= {"phase": "Running", "conditions": conditions(True)}
         self._tell("MODIFIED", pod.value)

@@ -192,3 +192,16 @@ def test_the_tails_function_is_named_and_marked_as_itself() -> None:
     manifests.check_names(longest, ["generate", "generate-tail"])
     with pytest.raises(ConfigError, match="'generate-tail' has room for 32"):
         manifests.check_names(longest + "j", ["generate", "generate-tail"])
+
+
+def test_with_node_agents_a_pod_is_a_ticket_with_the_agents_directory_read_only() -> None:
+    agents = replace(CONTEXT, config=CONFIG.model_copy(update={"node_agent": "/var/lib/agent"}))
+    [container] = pod(GPU, agents)["containers"]
+    [before] = pod(GPU)["containers"]
+    assert container["command"] == ["python", "-m", "functions.server.ticket"]
+    assert {"name": "RLHF_AGENT", "value": "/var/lib/agent/agent.sock"} in container["env"]
+    assert {"name": "node-agent", "mountPath": "/var/lib/agent", "readOnly": True} in container["volumeMounts"]
+    host = {"path": "/var/lib/agent", "type": "DirectoryOrCreate"}
+    assert {"name": "node-agent", "hostPath": host} in pod(GPU, agents)["volumes"]
+    assert container["resources"] == before["resources"], "it holds the GPU in the cluster's books"
+    assert "command" not in before

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.responses import Response
 
 from functions.base.wire import Call, Event
 from functions.exchange.directory import DirectoryExchange
@@ -22,11 +23,13 @@ from orchestrator.calls.invoke import Invoker, Timeouts
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
 from orchestrator.platforms.config import KnativeConfig
 from orchestrator.platforms.knative import manifests
+from orchestrator.platforms.knative.api import KubeApi
+from orchestrator.platforms.knative.lease import RECENT, Lease
 from orchestrator.platforms.knative.manifests import JobContext
 from orchestrator.platforms.knative.platform import KnativePlatform
 from orchestrator.platforms.knative.scale import Timing
 from tests.knative.conftest import Start
-from tests.knative.control_plane import ControlPlane
+from tests.knative.control_plane import PASSED_ON, ControlPlane
 from tests.knative.objects import Cluster
 from tests.knative.parts import SPEED
 from tests.platforms.conformance import Bench, Conformance
@@ -34,7 +37,7 @@ from tests.support.waiting import eventually
 
 FUNCTIONS = Path(__file__).parents[1] / "server" / "functions_for_tests.py"
 COUNT = FunctionSpec("count", f"{FUNCTIONS}:Count", max_replicas=4)
-FAST = Timing(quiet_s=8 / SPEED, lease_s=6.0, renew_s=0.2, pending_s=2.0, close_s=5.0, ready_s=10.0)
+FAST = Timing(quiet_s=8 / SPEED, lease_s=6.0, renew_s=1.5, pending_s=2.0, close_s=5.0, ready_s=10.0)
 
 
 def context(plane: ControlPlane, run: str = "a1", **settings: Any) -> JobContext:
@@ -128,6 +131,26 @@ def test_calls_that_nobody_takes_are_no_lost_attempts(control_plane: Start) -> N
             with pytest.raises(Away) as caught:
                 await answer(platform, count("a"))
             assert caught.value.what == "http://127.0.0.1:9"
+
+    run(test())
+
+
+def test_an_ingress_with_nobody_behind_it_is_away(control_plane: Start) -> None:
+    """Its own answers are told from those of Knative's proxies, who speak for a replica that died."""
+    plane = control_plane()
+
+    async def test() -> None:
+        async with knative(plane) as platform:
+            await platform.scale("count", 1)
+            await answer(platform, count("a"))
+            plane.instead = Response("no healthy upstream", 503, {"server": "envoy"})
+            with pytest.raises(Away, match="503: no healthy upstream"):
+                await answer(platform, count("b"))
+            plane.instead = Response("EOF", 502, PASSED_ON)
+            with pytest.raises(CallLost, match="502: EOF"):
+                await answer(platform, count("b"))
+            plane.instead = None
+            assert (await answer(platform, count("b")))[-1].kind == "done"
 
     run(test())
 
@@ -329,6 +352,28 @@ def test_an_orchestrator_that_dies_leaves_nothing(control_plane: Start) -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         await eventually(lambda: plane.ask(lambda cluster: not cluster.pods and not cluster.objects))
+
+    run(test())
+
+
+def test_a_lease_is_short_where_renewals_come_on_time(control_plane: Start) -> None:
+    """And long after one that was late: what was late once may be so again."""
+    plane = control_plane()
+    now_s = 0.0
+
+    async def test() -> None:
+        nonlocal now_s
+        lease = Lease(KubeApi(), context(plane), 20.0, lambda: now_s)
+        await lease.take()
+        [name] = _leases(plane)
+        left_s = []
+        for gap_s in (2, 2, 4, 2, 10, *[2] * RECENT):
+            now_s += gap_s
+            await lease.renew()
+            job = plane.ask(lambda cluster: cluster.objects["jobs", name])
+            left_s.append(job["spec"]["activeDeadlineSeconds"] - now_s)
+        await lease.drop()
+        assert left_s == [6, 6, 12, 12, *[20] * RECENT, 6]
 
     run(test())
 

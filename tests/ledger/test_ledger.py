@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orchestrator.base.errors import RunError
 from orchestrator.platforms.base import FunctionSpec, Usage
-from orchestrator.run.ledger import Cost, Ledger, costs_of, read_books, reserved_costs, total
+from orchestrator.run.ledger import Cost, Ledger, costs_of, read_books, total
 
 GENERATE = FunctionSpec("generate", "generate", max_replicas=3, gpus=1, usd_per_hour=3.6)
 REWARD = FunctionSpec("reward", "reward", max_replicas=1, usd_per_hour=0.36)
@@ -41,12 +41,6 @@ def test_a_hand_made_case() -> None:
     assert costs_of([], SPECS, 65.0) == {"generate": Cost(), "reward": Cost()}
 
 
-def test_the_serverful_counterfactual_holds_every_replica_for_the_whole_job() -> None:
-    held = reserved_costs(SPECS, wall_s=100.0)
-    assert values(held["generate"]) == cost(300.0, 0.0, 300.0, 0.3, 3)
-    assert total(held).usd == pytest.approx(0.3 + 0.01)
-
-
 def test_steps_add_up_to_the_job(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "cost.json", SPECS, next_step=0, now_s=100.0)
     one = Usage("generate", "g0", 100.0, None, 5.0)
@@ -62,7 +56,7 @@ def test_steps_add_up_to_the_job(tmp_path: Path) -> None:
     assert books.functions["generate"].replica_s == pytest.approx(12.0)
     assert books.functions["reward"].replica_s == pytest.approx(9.0)
     assert books.open.step == 2
-    assert [books.wall_s, total(books.serverful).replica_s] == pytest.approx([21.0, 84.0])
+    assert [books.wall_s, ledger.wall_s(125.0)] == pytest.approx([21.0, 25.0])
     written = json.loads((tmp_path / "cost.json").read_text())
     assert written["usd"] == pytest.approx(books.usd) == pytest.approx(0.012 + 0.0009)
     assert [step["usd"] for step in written["steps"]] == [first.usd, second.usd]

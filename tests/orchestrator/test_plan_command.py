@@ -19,10 +19,13 @@ from orchestrator.commands.plan import steps_of
 from orchestrator.job.config import load_job
 from orchestrator.job.data import Cursor
 from orchestrator.job.prompts import Draw, PromptSource
+from orchestrator.platforms.base import FunctionSpec, Usage
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.journal import Journal
+from orchestrator.run.ledger import Ledger
 from orchestrator.session.history import finished_steps
 from orchestrator.session.session import prepare
+from orchestrator.simulation.reserved import update_reserved, validations_s
 from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
 from tests.support.tiny_job import make_job
 
@@ -258,6 +261,39 @@ def test_a_run_is_replayed_with_its_lengths_and_measured_times(
     # The first step starts generate (0.5 s); a call each of 1, 0.5 and 2 s.
     assert float(rows["serverful"][1]) == pytest.approx((0.5 + 3.5 + 3.5) / 2, rel=0.15)
     assert float(rows["adaptive"][4]) < float(rows["serverful"][4])
+
+
+def test_reserved_machines_are_held_for_the_time_that_the_same_steps_take_on_them(replayable: Path) -> None:
+    directory = RunDirectory.open(replayable)
+    assert "has no closed books" in update_reserved(directory)["why"], "nothing to compare with"
+    (replayable / "reserved.json").unlink()
+    specs = [FunctionSpec("generate", "generate", usd_per_hour=3600.0)]
+    ledger = Ledger(replayable / "cost.json", specs, next_step=0, now_s=0.0)
+    for step in range(3):
+        end_s = 10.0 * step + 9.0
+        ledger.close_step(step, [Usage("generate", "generate-0", 0.0, end_s, 1.0)], end_s)
+    found = update_reserved(directory)
+    wall_s = found["dedicated"]["wall_s"]
+    assert wall_s == pytest.approx(0.5 + 2 * 3.5, rel=0.15), "generate starts once; calls of 1, 0.5 and 2 s a step"
+    assert found["steps"] == 2
+    assert found["used"] == {"wall_s": 29.0, "replica_s": 29.0, "gpu_s": 0.0, "usd": pytest.approx(29.0)}
+    assert found["dedicated"]["replica_s"] == pytest.approx(4 * wall_s), "two of generate, one of reward, one of train"
+    assert found["dedicated"]["usd"] == pytest.approx((2 * 1.0 + 2.0) * wall_s), "dollars a second; reward has no price"
+    together = found["colocated"]
+    assert together["replica_s"] == pytest.approx(2 * together["wall_s"]), "as many as the function with the most has"
+    assert together["usd"] == pytest.approx(2 * 2.0 * together["wall_s"]), "at the dearest price"
+    assert update_reserved(directory) == found == json.loads((replayable / "reserved.json").read_text())
+
+
+def test_a_run_is_held_while_its_validations_calls_are_at_work(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "trace.json", now_s=0.0, unix_s=0.0)
+    spans = [TraceSpan(JOB, "testing", f"step {step}", at, at + 10) for step, at in ((0, 0.0), (2, 100.0))]
+    spans += [TraceSpan("generate", f"g{k}", "generate", start, stop) for k, start, stop in
+              ((0, 2.0, 5.0), (1, 4.0, 6.0), (0, 50.0, 90.0), (0, 101.0, 103.0))]  # fmt: skip
+    trace.write([*spans, TraceSpan("reward", "r0", "score", 6.5, 7.0)], [], 110.0)
+    trace.close()
+    assert validations_s(tmp_path / "trace.json", 1) == pytest.approx(4.0 + 0.5), "what overlaps counts once"
+    assert validations_s(tmp_path / "trace.json", 2) == pytest.approx(6.5)
 
 
 def test_a_trace_that_lacks_something_is_refused_in_one_line(

@@ -18,12 +18,14 @@ def prompt(i: int, length: int = 10, source: str = "") -> Prompt:
     return Prompt(i, i, tuple(range(length)), source)
 
 
-def test_with_zero_history_any_length_up_to_the_cap_is_as_likely() -> None:
-    prediction = LengthModel().predict([prompt(1), prompt(2)], 100)
-    assert prediction.mean.tolist() == [50, 50]
+def test_with_zero_history_any_order_of_magnitude_up_to_the_cap_is_as_likely() -> None:
+    """Up to 10,000: a quarter of the samples below 10, a quarter above 1,000; on average (10^4 - 1) / ln 10^4."""
+    prediction = LengthModel().predict([prompt(1), prompt(2)], 10_000)
+    assert prediction.mean.tolist() == pytest.approx([1085.6, 1085.6], abs=0.1)
     assert not prediction.seen.any()
-    assert prediction.at_quantile(0.9) == pytest.approx(90, abs=2)
-    assert sorted(prediction.samples(2, seed=0)) == pytest.approx([12.5, 37.5, 62.5, 87.5], abs=2)
+    for share, length in ((0.25, 10), (0.5, 100), (0.75, 1000), (1.0, 10_000)):
+        assert prediction.at_quantile(share) == pytest.approx(length, rel=0.01)
+    assert np.log10(sorted(prediction.samples(2, seed=0))) == pytest.approx([0.5, 1.5, 2.5, 3.5], abs=0.1)
 
 
 def test_ewma_by_hand() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from orchestrator.planner.base import CurvePoint
-from orchestrator.planner.scaling import Goal, Objective, Unmet, choose
+from orchestrator.planner.scaling import EXCHANGES, Goal, Objective, Unmet, best, choose
 
 CURVE = [
     CurvePoint(1, 100.0, 1.0, 100.0),
@@ -18,12 +18,12 @@ CURVE = [
 
 @pytest.mark.parametrize(("objective", "replicas"), [("cost", 1), ("speed", 8), ("knee", 4)])
 def test_each_objective_picks_its_point(objective: Objective, replicas: int) -> None:
-    assert choose(CURVE, Goal(objective)).replicas == replicas
+    assert CURVE[choose(CURVE, Goal(objective))].replicas == replicas
 
 
 def test_deadline_and_budget_bound_the_choice() -> None:
-    assert choose(CURVE, Goal("cost", deadline_s=50)).replicas == 4
-    assert choose(CURVE, Goal("speed", budget_usd=1.3)).replicas == 2
+    assert CURVE[choose(CURVE, Goal("cost", deadline_s=50))].replicas == 4
+    assert CURVE[choose(CURVE, Goal("speed", budget_usd=1.3))].replicas == 2
 
 
 def test_an_unmet_deadline_says_by_how_much_and_what_would() -> None:
@@ -49,23 +49,13 @@ def test_goals_are_checked() -> None:
         choose([], Goal())
 
 
-def test_what_is_late_counts_as_dearer() -> None:
-    """Within the deadline cost decides, beyond it the less late: 20 % late is more than four times as dear."""
-    goal = Goal("cost", deadline_s=10.0)
-    assert goal.rank(10.0, 3.0) == (3.0, 10.0)
-    assert goal.rank(4.0, 3.0) < goal.rank(10.0, 3.0) < goal.rank(9.0, 3.5)
-    assert goal.rank(12.0, 1.0)[0] == pytest.approx(1.2**8)
-    assert goal.rank(11.0, 2.0) < goal.rank(13.0, 1.0)
-    many = goal.rank(np.array([10.0, 12.0]), np.array([3.0, 1.0]))
-    np.testing.assert_allclose(many[0], [3.0, 1.2**8])
-
-
-def test_with_a_limit_plans_between_time_and_cost_are_looked_at_too() -> None:
-    assert Goal("speed").ways() == (Goal("speed"),)
-    limited = Goal("cost", deadline_s=10.0)
-    ways = limited.ways()
-    assert ways[0] == limited
-    assert {Goal("cost"), Goal("knee"), Goal("speed")} <= set(ways)
-    # Twice as fast for 15 % more: worth it to who gives 20 % of cost for all of time, not to who looks at cost alone.
-    light = next(goal for goal in ways if goal.weight == 0.2)
-    assert light.rank(5.0, 1.14) < light.rank(10.0, 1.0) < light.rank(5.0, 1.16)
+def test_an_exchange_says_what_time_is_worth() -> None:
+    """Twice as fast for 15 % more: worth it to who gives 30 % of cost for all of time, not to who gives nothing."""
+    exchange, time_s = np.array(EXCHANGES), np.array([10.0, 5.0])
+    for dearer, places in ((1.15, [0, 1, 1, 1]), (1.5, [0, 0, 1, 1]), (2.5, [0, 0, 0, 1])):
+        cost = np.array([1.0, dearer])
+        assert best(exchange, np.tile(time_s, (4, 1)), np.tile(cost, (4, 1))).tolist() == places
+    assert best(exchange[:1], np.array([[3.0, 2.0, 2.0]]), np.ones((1, 3))).tolist() == [
+        1
+    ]  # time decides between equals
+    assert best(exchange[3:], np.full((1, 2), 3.0), np.array([[2.0, 1.0]])).tolist() == [1]  # and cost

@@ -49,7 +49,9 @@ def test_what_a_gang_shares_of_its_call_is_divided_among_its_ranks() -> None:
     two, four = (nth(gangs, load, k) for k in (0, 1))
     assert (two.call_s, two.end_s) == (0.0, 5.0 + 6.0 + 5.0)
     assert (four.call_s, four.end_s) == (0.0, 3.0 + 3.0 + 3.0)
-    whole = at_once(load, cost, [4], ready_s=np.ones((1, 1)), start_s=0.0, rooms_s=at(0.0), ahead=True, loads=True)
+    whole = at_once(
+        load, cost, [4], ready_s=np.ones((1, 1)), start_s=0.0, rooms_s=at(0.0), ahead=np.array([True]), loads=True
+    )
     assert nth(whole, load).end_s == 9.0
 
 
@@ -78,15 +80,21 @@ def test_a_fed_gang_ends_when_a_server_would(groups: list[tuple[float, float]], 
 def test_all_at_once_loads_before_the_samples_are_there() -> None:
     load, cost = batch([1.0, 9.0], [10.0, 10.0]), WorkCost(4.0, 0.0, 1.0)
     ready_s = np.full((1, 1), 9.0)
-    both = at_once(load, cost, [2, 1], ready_s=ready_s, start_s=3.0, rooms_s=at(0.0, 0.0), ahead=True, loads=True)
+    both = at_once(
+        load, cost, [2, 1], ready_s=ready_s, start_s=3.0, rooms_s=at(0.0, 0.0), ahead=np.array([True]), loads=True
+    )
     eager, alone = nth(both, load, 0), nth(both, load, 1)
     assert alone.end_s == eager.end_s + 10.0
     assert (eager.open_s, eager.call_s, eager.end_s, eager.streamed) == (4.0, 7.0, 21.0, True)
     started = nth(
-        at_once(load, cost, [2], ready_s=ready_s, start_s=3.0, rooms_s=at(0.0), ahead=True, loads=False), load
+        at_once(load, cost, [2], ready_s=ready_s, start_s=3.0, rooms_s=at(0.0), ahead=np.array([True]), loads=False),
+        load,
     )
     assert (started.open_s, started.call_s, started.end_s, started.streamed) == (6.0, 9.0, 23.0, False)
-    cold = nth(at_once(load, cost, [2], ready_s=ready_s, start_s=3.0, rooms_s=at(10.0), ahead=True, loads=True), load)
+    cold = nth(
+        at_once(load, cost, [2], ready_s=ready_s, start_s=3.0, rooms_s=at(10.0), ahead=np.array([True]), loads=True),
+        load,
+    )
     assert (cold.open_s, cold.call_s, cold.end_s, cold.streamed) == (10.0, 13.0, 27.0, False)
 
 

@@ -1,4 +1,4 @@
-"""The local platform with real processes, forked from a warm parent and fresh."""
+"""The local platform with real processes, forked from the node agent and fresh."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_zero_replicas_are_no_process(tmp_path: Path, warm_parent: bool) -> None
             await platform.scale("count", 0)
             await eventually(lambda: platform.replicas() == [])
             assert not exists(pid)
-            assert len(ours()) == 1, "the parent"
+            assert len(ours()) == 1, "the agent"
 
     run(test())
 
@@ -140,6 +140,42 @@ def test_a_replica_that_is_killed_in_mid_call_is_named_and_replaced(tmp_path: Pa
             assert [e for e in again if e.kind == "samples"][:2] == [e for e in seen if e.kind == "samples"]
             worked = [int(line.split()[0]) for line in (tmp_path / "log").read_text().splitlines()]
             assert worked == [0, 1, 2, 2, 3, 4]
+
+    run(test())
+
+
+def test_a_replica_that_is_let_go_parks_and_the_next_one_is_the_same_process(tmp_path: Path) -> None:
+    async def test() -> None:
+        parks = FunctionSpec("parks", f"{FUNCTIONS}:Parks", max_replicas=2)
+        async with local(tmp_path, parks) as platform:
+            await platform.scale("parks", 1)
+            held = (await answer(platform, Call("a", "hold", params={"version": 4}), "parks"))[-1].data
+            await platform.scale("parks", 0)
+            await eventually(lambda: platform.replicas() == [])
+            assert exists(held["pid"])
+            assert platform.processes() == {"parks": []}
+            assert [life.stopped_s is not None for life in platform.usage()] == [True], "nothing is paid for it"
+            await platform.scale("parks", 2)
+            asked = [answer(platform, Call(name, "held"), "parks") for name in ("b", "c")]
+            events = [events[-1].data for events in await asyncio.gather(*asked)]
+            found = {data["pid"]: (data["version"], data["name"]) for data in events}
+            assert found.pop(held["pid"]) == (4, "parks-1")
+            assert all(version is None for version, _ in found.values()), "there was one that was parked"
+            [ours_now] = {r.name for r in platform.replicas()} - {"parks-2"}
+            assert ours_now == "parks-1"
+
+    run(test())
+
+
+def test_what_is_at_work_on_a_call_that_nobody_waits_for_does_not_park(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with local(tmp_path, FunctionSpec("parks", f"{FUNCTIONS}:Parks")) as platform:
+            await platform.scale("parks", 1)
+            pid = (await answer(platform, Call("a", "held"), "parks"))[-1].data["pid"]
+            late = Call("b", "sleep", deadline_s=0.2)
+            assert "deadline" in (await answer(platform, late, "parks"))[-1].data["message"]
+            await eventually(lambda: not exists(pid))
+            assert (await answer(platform, Call("c", "held"), "parks"))[-1].data["pid"] != pid
 
     run(test())
 
@@ -213,7 +249,7 @@ def test_a_function_whose_process_does_not_start_is_given_up_with_its_last_words
     run(test())
 
 
-def test_a_warm_parent_that_cannot_be_forked_safely_is_refused(tmp_path: Path) -> None:
+def test_an_agent_that_cannot_fork_safely_is_refused(tmp_path: Path) -> None:
     threaded = tmp_path / "threaded.py"
     threaded.write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
@@ -225,20 +261,20 @@ def test_a_warm_parent_that_cannot_be_forked_safely_is_refused(tmp_path: Path) -
             await platform.scale("threaded", 1)
             error = await failure(platform, Call("c", "x"), "threaded")
             assert type(error) is PlatformError
-            assert "the warm parent has 2 threads after loading" in str(error)
+            assert "the node agent has 2 threads after loading" in str(error)
             assert "a fork is not safe" in str(error)
 
     run(test())
 
 
-def test_a_warm_parent_that_dies_takes_its_replicas_along_and_is_started_again(tmp_path: Path) -> None:
+def test_an_agent_that_dies_takes_its_replicas_along_and_is_started_again(tmp_path: Path) -> None:
     async def test() -> None:
         async with local(tmp_path) as platform:
             await platform.scale("count", 1)
             events = await answer(platform, Call("c0", "count", params={"n": 1}))
-            parent, keeper, pid = ours()
+            agent, keeper, pid = ours()
             assert pid == events[-1].data["pid"]
-            os.kill(parent, signal.SIGKILL)
+            os.kill(agent, signal.SIGKILL)
             await eventually(lambda: not exists(pid) and not exists(keeper))
             await eventually(lambda: any(r.name != "count-0" for r in platform.replicas()))
             assert counted(await answer(platform, Call("c1", "count", params={"n": 1}))) == [0]
@@ -246,7 +282,7 @@ def test_a_warm_parent_that_dies_takes_its_replicas_along_and_is_started_again(t
     run(test())
 
 
-def test_closing_while_the_warm_parent_loads_leaves_nothing(tmp_path: Path) -> None:
+def test_closing_while_the_agent_loads_leaves_nothing(tmp_path: Path) -> None:
     async def test() -> None:
         async with local(tmp_path) as platform:
             await platform.scale("count", 2)

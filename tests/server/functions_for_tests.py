@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import signal
@@ -159,3 +160,39 @@ class Eats:
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         eaten = [bytearray(16 << 20) for _ in range(call.params["mb"] // 16)]
         yield Event("done", data={"pieces": len(eaten), "limit": resource.getrlimit(resource.RLIMIT_DATA)[0]})
+
+
+class Parks:
+    """Holds a version and some memory, and parks; or dies of it, as an operation said."""
+
+    def __init__(self, *, size: int = 1) -> None:
+        self.version: int | None = None
+        self.parks, self.dies, self.memory = 0, "", b""
+
+    def park(self) -> int | None:
+        if self.dies == "dies_parking":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.parks += 1
+        return self.version
+
+    def unpark(self) -> None:
+        if self.dies == "dies_waking":
+            raise ReplicaBroken("the canary differs")
+
+    def call(self, call: Call, context: Context) -> Iterator[Event]:
+        told: dict[str, object] = {"secret": os.environ["SECRET"]} if "SECRET" in os.environ else {}
+        match call.operation:
+            case "hold":
+                self.version, self.memory = call.params["version"], os.urandom(call.params.get("mb", 0) << 20)
+            case "sleep":
+                while True:
+                    context.check()
+                    time.sleep(0.01)
+            case "spawn":
+                told["child"] = subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+            case "dies_parking" | "dies_waking":
+                self.dies = call.operation
+        name = logging.getLogger().handlers[0]._about.process["replica"]  # type: ignore[attr-defined]
+        yield Event(
+            "done", data={"version": self.version, "name": name, "parks": self.parks, "pid": os.getpid(), **told}
+        )

@@ -67,8 +67,14 @@ def messages(served: Served, word: str) -> list[str]:
 
 
 def metric(served: Served, name: str) -> float:
-    lines = served.client.get("/metrics").text.splitlines()
-    return float(next(line for line in lines if line.startswith(name)).rsplit(" ", 1)[1])
+    """When it is there: a message of the log may be a moment before it."""
+
+    def values() -> list[str]:
+        lines = served.client.get("/metrics").text.splitlines()
+        return [line.rsplit(" ", 1)[1] for line in lines if line.startswith(name)]
+
+    until(values)
+    return float(values()[0])
 
 
 def told(served: Served, call: Call) -> tuple[Event, Told]:

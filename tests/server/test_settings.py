@@ -13,7 +13,7 @@ def test_every_setting_survives_the_command_line(monkeypatch: pytest.MonkeyPatch
     """All but the token, which travels by environment; each is another than its default."""
     told = Settings(
         kind="generate", exchange="/x y", job="j", name="n", options={"a": [1, "ü"]}, threads=3, heartbeat_s=0.5,
-        grace_s=7.5, scratch="/s", token="secret", function="critic", stuck_s=9.0,
+        grace_s=7.5, scratch="/s", token="secret", function="critic", leased=True, stuck_s=9.0,
     )  # fmt: skip
     plain = Settings(kind="", exchange="", job="", name="")
     assert [f.name for f in fields(Settings) if getattr(told, f.name) == getattr(plain, f.name)] == []

@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.support.chaos_execution import LIMITS, WHO, Ended, Execution, marked, shared_memory, signalled
 from tests.support.chaos_stores import STORES, Stores
-from tests.support.tiny_job import ENV, STEPS, Job, history, make_job, metrics, model
+from tests.support.tiny_job import ENV, Job, history, make_job, metrics, model
 
 VARIANTS: Mapping[str, Sequence[str]] = {
     "fp32": [],
@@ -30,10 +30,13 @@ VARIANTS: Mapping[str, Sequence[str]] = {
     "kl": ["algorithm.kl.coef=0.01", "train.epochs=2"],
     "adaptive": ["planner.policy=adaptive", "planner.objective=speed"],
     "fresh": ["platform.warm_parent=false"],
+    "zero": ["platform.parked_gb=0"],
     "streamed": ["deterministic=false", "planner.policy=adaptive", "planner.objective=speed",
                  "functions.generate.replicas=1"],
     "gang": ["deterministic=false", "functions.train.replicas=2"],
 }  # fmt: skip
+STEPS = 6
+SETTINGS = (f"steps={STEPS}", "limits.attempts=30")
 HANGS_S = 300.0
 """An execution that is left alone ends before this; many times what it takes alone."""
 REFUSED_S = 120.0
@@ -95,7 +98,7 @@ class Attempt:
         self.chaos, self.name, self.variant, self.store = chaos, name, variant, store
         self.run, self.counts = chaos.folder / "runs" / name, Counts(jobs=1)
         url = chaos.stores.url(store)
-        self.overrides = [*VARIANTS[variant], f"name={name}", "limits.attempts=30", "limits.store_s=2"]
+        self.overrides = [*VARIANTS[variant], *SETTINGS, f"name={name}"]
         self.overrides += [f"exchange.url={url}"] if url else []
 
     @property
@@ -217,7 +220,7 @@ class Chaos:
         """The variant's run directory and how long it took, s. Raises where it does not end well."""
         if variant not in self._undisturbed:
             run = self.folder / "undisturbed" / variant
-            words = ["run", self.job.file, "--run-dir", run, *VARIANTS[variant], "name=undisturbed"]
+            words = ["run", self.job.file, "--run-dir", run, *VARIANTS[variant], *SETTINGS, "name=undisturbed"]
             execution = Execution(words, self.folder / f"{variant}.log", self.env)
             ended = execution.end(HANGS_S)
             if ended.code != 0:

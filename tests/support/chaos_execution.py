@@ -1,6 +1,6 @@
 """One `run` or `resume` of a chaotic job: who is in it, how it is disturbed, what it leaves.
 
-orchestrator --> warm parent --> keepers --> replicas        (depths 0, 1, 2, 3 of its tree of processes)
+orchestrator --> node agent -->  keepers --> replicas        (depths 0, 1, 2, 3 of its tree of processes)
 """
 
 from __future__ import annotations

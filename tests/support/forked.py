@@ -1,4 +1,4 @@
-"""Processes that are forked from a clean server with the libraries loaded, as replicas are from the warm parent: a
+"""Processes that are forked from a clean server with the libraries loaded, as replicas are from the node agent: a
 fresh interpreter takes seconds of imports. One server for all tests of a worker."""
 
 from __future__ import annotations

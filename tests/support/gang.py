@@ -1,4 +1,4 @@
-"""A gang of train calls as real processes: each rank a process forked from a clean server, as the warm parent does."""
+"""A gang of train calls as real processes: each rank a process forked from a clean server, as the node agent does."""
 
 from __future__ import annotations
 

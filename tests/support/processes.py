@@ -33,3 +33,19 @@ def exists(pid: int) -> bool:
     with suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+def private_mb(pid: int | str = "self") -> float:
+    """Memory that is the process's own: anonymous pages, no file's (proc(5), smaps)."""
+    lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
+
+
+def mapping(address: int) -> str:
+    """The file that lies there in this process's memory; nothing where it is private."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        where, permissions, _, _, _, *file = line.split(maxsplit=5)
+        low, high = (int(end, 16) for end in where.split("-"))
+        if low <= address < high:
+            return file[0] if file and permissions.endswith("s") else ""
+    raise LookupError(hex(address))

@@ -23,7 +23,7 @@ SNAPSHOT = Snapshot(
     job="arithmetic", recipe="grpo", step=17, steps=60, elapsed_s=41.4, stages=("generate", "reward"),
     replicas={"generate": (2, 4), "reward": (1, 1), "train": (0, 1), "big": (20, 160)},
     rewards=[0.3, 0.5, 0.81], validations=[0.34, 0.87], validation_name="val-core/arithmetic/acc/mean@1",
-    tokens_per_s=5210.4, cost_usd=0.00421, serverful_usd=1.9, left_s=104.0, note="call retried: [red]lost[/red]",
+    tokens_per_s=5210.4, cost_usd=0.00421, left_s=104.0, note="call retried: [red]lost[/red]",
 )  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def test_the_view_shows_what_there_is_to_know() -> None:
     for part in (
         "arithmetic", "grpo", "step 17/60", "0:41 gone, 1:44 left", "generate ▸ reward", "generate ■■□□", "reward ■",
         "train ·", "big 20/160", "0.810  ▁▄█", "0.870  ▁█  val-core/arithmetic/acc/mean@1", "5,210",
-        "$0.0042 (serverful $1.90)", "call retried: [red]lost[/red]",
+        "$0.0042", "call retried: [red]lost[/red]",
     ):  # fmt: skip
         assert part in text, part
 
@@ -52,7 +52,7 @@ def test_before_the_first_step_nothing_is_made_up() -> None:
     assert "nothing runs" in text
     assert "left" not in text
     assert "validation" not in text
-    assert "serverful" not in text
+    assert "0 replica-seconds" in text, "no dollars where nothing has a price"
 
 
 def test_a_narrow_terminal_loses_the_ends_of_lines_not_the_lines() -> None:

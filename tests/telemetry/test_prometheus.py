@@ -110,7 +110,7 @@ def test_the_numbers_are_those_of_the_job(scraped: tuple[Scraped, str]) -> None:
     assert total("rlhf_job_cold_start_seconds_count") > 0
     assert total("rlhf_job_exchange_bytes_total", function="train", direction="in") > 0
     assert total("rlhf_job_step_budget_usd") == 1000
-    assert 0 < total("rlhf_job_cost_usd") < total("rlhf_job_reserved_cost_usd")
+    assert total("rlhf_job_cost_usd") > 0
     assert total("rlhf_job_function_cost_usd_total") == pytest.approx(total("rlhf_job_cost_usd"), rel=0.9)
     assert 0 <= total("rlhf_job_rollout_mismatch") < total("rlhf_job_rollout_mismatch_bound") == 10
     stages = {dict(labels)["stage"] for labels in found.of("rlhf_job_stage_seconds_total")}

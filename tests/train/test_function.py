@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +17,10 @@ from torch import Tensor
 from functions.base.samples import Columns, Ragged, SampleBatch
 from functions.base.wire import Call, Json, Version
 from functions.call.function import Cancelled, FatalError
+from functions.exchange.directory import DirectoryExchange
 from functions.models.pretrained import load_causal_lm, load_critic, score_head
 from functions.train.function import TrainFunction
+from functions.weights.base import import_model
 from functions.weights.manifest import manifest_key, read_manifest
 from functions.weights.materialize import materialize
 from functions.weights.store import fetch
@@ -80,10 +85,22 @@ def test_first_step_equals_one_written_out_by_hand(bench: Bench, kl: float, entr
     assert sensitive <= 3
 
 
+def in_rows(bench: Bench, root: Path) -> Bench:
+    """With the same model, computed in padded rows: it has a window that ends short of the longest sample's first
+    token, seen from its last, whose states nobody wants."""
+    directory = shutil.copytree(bench.directory, root / "windowed")
+    config = json.loads((directory / "config.json").read_text())
+    window = int((bench.samples.prompts.lengths[bench.samples.prompt] + bench.samples.responses.lengths).max()) - 1
+    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
+    (directory / "config.json").write_text(json.dumps(config))
+    exchange = DirectoryExchange(root / "exchange-of-windowed")
+    import_model(exchange, "policy", directory)
+    return dataclasses.replace(bench, exchange=exchange, scratch=root / "scratch-of-windowed", directory=directory)
+
+
 @pytest.mark.parametrize("shared", [True, False])
-def test_micro_batches_do_not_change_the_step(bench: Bench, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not shared:
-        monkeypatch.setattr("functions.models.forward.SHARED_ARCHITECTURES", frozenset())
+def test_micro_batches_do_not_change_the_step(bench: Bench, shared: bool, tmp_path: Path) -> None:
+    bench = bench if shared else in_rows(bench, tmp_path)
     params: Json = {"optimizer": ADAM | {"eps": 1e-3}, "aggregation": "seq-mean-token-mean", "entropy_coef": 0.01}
     results = []
     for budget in (1, 25, 10_000):
@@ -97,13 +114,13 @@ def test_micro_batches_do_not_change_the_step(bench: Bench, shared: bool, monkey
             assert other["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
-def test_packed_and_padded_steps_are_equal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_and_padded_steps_are_equal(bench: Bench, tmp_path: Path) -> None:
+    rows = in_rows(bench, tmp_path)
     params: Json = {"optimizer": ADAM | {"eps": 1e-3}}
     packed = bench.call(params, id="packed")
-    monkeypatch.setattr("functions.models.forward.SHARED_ARCHITECTURES", frozenset())
-    padded = bench.call(params, id="padded")
+    padded = rows.call(params, id="padded")
     assert packed["stats"]["computed_tokens"] < padded["stats"]["computed_tokens"]
-    close(bench.weights(packed), bench.weights(padded), 1e-5)
+    close(bench.weights(packed), rows.weights(padded), 1e-5)
     assert packed["metrics"]["actor/grad_norm"] == pytest.approx(padded["metrics"]["actor/grad_norm"], rel=1e-5)
 
 

@@ -18,7 +18,6 @@ from functions.base.samples import Finish
 from functions.base.wire import Version
 from functions.generate.engine.base import Request, Sample, Sampling
 from functions.generate.engine.keys_values import KeysValues, Layout
-from functions.generate.vllm import blocks as vllm_blocks
 from functions.generate.vllm.blocks import heads_of_rank, orders, read, write, writes
 from functions.generate.vllm.engine import VllmEngine
 from functions.models.pretrained import load_causal_lm
@@ -310,20 +309,17 @@ class Layer:
 
 @pytest.mark.parametrize("chunk", [1, 48, 2048])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_blocks_of_several_kernel_blocks_in_a_gpus_layout(
-    dtype: torch.dtype, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_of_several_kernel_blocks_in_a_gpus_layout(dtype: torch.dtype, chunk: int) -> None:
     """Blocks of 64 tokens that are 4 of the kernel's; written and read in another order than they lie."""
-    monkeypatch.setattr(vllm_blocks, "CHUNK", chunk)
     torch.manual_seed(0)
     layers: list[Any] = [Layer(torch.randn(40, 16, 3, 32).to(dtype).transpose(1, 2)) for _ in range(2)]
     before = [layer.kv_cache.clone() for layer in layers]
     source, blocks = torch.randn(3, 2, 2, 150, 16).to(dtype), [7, 2, 9]
     found = orders(layers)
     assert all(torch.equal(layer.kv_cache, old) for layer, old in zip(layers, before, strict=True))
-    write(layers, blocks, 64, source)
+    write(layers, blocks, 64, source, chunk=chunk)
     back = torch.zeros(3, 2, 2, 130, 16, dtype=dtype)
-    read(layers, found, blocks, 64, back)
+    read(layers, found, blocks, 64, back, chunk=chunk)
     assert torch.equal(back, source[:, :, :, :130])
     token = layers[1].kv_cache[2 * 4 + 1, 2, 5]  # of the second block's 22nd token, the third head
     assert torch.equal(token, torch.cat((source[2, 1, 0, 64 + 21], source[2, 1, 1, 64 + 21])))

@@ -119,12 +119,11 @@ def test_elements_are_compared_as_bits() -> None:
     assert section.values.tolist() == [0x80000000, 0x7FC00001]
 
 
-def test_tensors_longer_than_a_section(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("functions.weights.delta.SECTION_ELEMENTS", 100)
+def test_tensors_longer_than_a_section() -> None:
     old = {"w": torch.arange(1050, dtype=torch.int32)}
     new = {"w": old["w"].clone()}
     new["w"][[0, 99, 100, 555, 1049]] = -1
-    delta = difference(manifest_of(old), blobs(old), blobs(new))
+    delta = difference(manifest_of(old), blobs(old), blobs(new), section_elements=100)
     assert delta is not None
     assert same(applied(old, delta), new)
     assert len(list(decode(delta.parts[0]))) == 4

@@ -146,9 +146,11 @@ imagePullSecrets: [{name: {{ . }}}]
   "run_as_user" .Values.podSecurity.runAsUser
   "volumes" $volumes
 -}}
+{{- if .Values.nodeAgent.enabled }}{{ $_ := set $knative "node_agent" .Values.nodeAgent.hostPath }}{{ end -}}
 {{- with $f.nodeSelector }}{{ $_ := set $knative "node_selector" . }}{{ end -}}
 {{- with $f.tolerations }}{{ $_ := set $knative "tolerations" . }}{{ end -}}
 {{- with $f.runtimeClass }}{{ $_ := set $knative "runtime_class" . }}{{ end -}}
+{{- if .Values.sandbox.enabled }}{{ $_ := set $knative "sandbox" (printf "http://%s.%s.svc.cluster.local/run_code" (printf "%s-sandbox" (include "rlhf.fullname" .)) .Release.Namespace) }}{{ end -}}
 {{- with $f.env }}{{ $_ := set $knative "env" . }}{{ end -}}
 {{- with .Values.imagePullSecret }}{{ $_ := set $knative "image_pull_secret" . }}{{ end -}}
 {{- with include "rlhf.exchangeSecret" . }}{{ $_ := set $knative "env_secrets" (list .) }}{{ end -}}

@@ -134,4 +134,14 @@ class Engine(Protocol):
         """Counts of the latest `generate`."""
         ...
 
+    def park(self, weights: Path | None) -> None:
+        """Leaves the accelerator, and on a CPU private memory: weights to pinned or mapped host memory, keys and values
+        to nowhere. An engine that can read them again need not keep its weights where they lie as files in `weights`.
+        """
+        ...
+
+    def unpark(self) -> None:
+        """Back to what was held when it parked. Whoever calls it checks that (HeldPolicy)."""
+        ...
+
     def close(self) -> None: ...

@@ -91,12 +91,14 @@ class CachePart:
     """[pairs, 2, tokens, head dim]"""
 
 
-def encode(cache: KeysValues, *, version: int, group: int, index: int) -> Iterator[list[Buffer]]:
-    """The sample's objects, in order; each as buffers whose concatenation is one object, without a copy where the
-    tensor is contiguous and in the CPU's memory."""
+def encode(
+    cache: KeysValues, *, version: int, group: int, index: int, part_bytes: int = PART_BYTES
+) -> Iterator[list[Buffer]]:
+    """The sample's objects, in order, of at most `part_bytes` each, or one pair; each as buffers whose concatenation is
+    one object, without a copy where the tensor is contiguous and in the CPU's memory."""
     heads, layers, _, tokens, width = cache.tensor.shape
     rows = cache.tensor.detach().cpu().contiguous().view(heads * layers, 2, tokens, width)
-    each = max(1, PART_BYTES // max(1, rows[0].nbytes))
+    each = max(1, part_bytes // max(1, rows[0].nbytes))
     for first in range(0, len(rows), each):
         part = rows[first : first + each]
         numbers = {"version": version, "group": group, "index": index, "heads": heads, "layers": layers, "first": first}

@@ -41,6 +41,7 @@ from functions.generate.torch.cache import Cache, placed
 from functions.generate.torch.cohort import Cohort, Ints
 from functions.generate.torch.llama import Llama, load
 from functions.generate.torch.prefill import common_head, prefill
+from functions.models.parked import HostMemory, tensors_in
 from functions.weights.local_copy import Changes
 
 _LANES = 8
@@ -63,6 +64,8 @@ class TorchEngine:
         self._eos = np.zeros(0, np.int64)
         self._tokenizer: Tokenizer | None = None
         self._stats = NO_STATS
+        self._host, self._unpacked = HostMemory(), HostMemory()
+        """Where its weights are while it is parked; those that its projections pack apart: they come back packed."""
         self._head: Tensor | None = None
         """Keys and values of what all prompts of the call begin with."""
 
@@ -90,6 +93,21 @@ class TorchEngine:
     @property
     def stats(self) -> EngineStats:
         return self._stats
+
+    def park(self, weights: Path | None) -> None:
+        model = self._held()
+        self._head, self._rotations = None, {}
+        for linear in model.linears():
+            linear.unpack()
+        self._host.park(tensors_in(model))
+        self._unpacked.park(tensors_in([(linear.weight, linear.bias) for linear in model.linears()]))
+
+    def unpark(self) -> None:
+        self._host.unpark()
+        self._unpacked.unpark()
+        for linear in self._held().linears():
+            linear.pack()
+        self._unpacked = HostMemory()
 
     def close(self) -> None:
         self._model, self._version = None, None

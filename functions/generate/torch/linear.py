@@ -18,10 +18,18 @@ class Linear:
     """y = x W^T + b for x [M, in]; W [out, in], b [out] or None."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.bias = bias
+        self.weight, self.bias = weight, bias
         self.packed = weight.device.type == "cpu" and torch._C._has_mkldnn
-        pack = torch.ops.mkldnn._reorder_linear_weight
-        self.weight = pack(weight.contiguous(), PACKED_ROWS) if self.packed else weight
+        self.pack()
+
+    def pack(self) -> None:
+        if self.packed:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), PACKED_ROWS)
+
+    def unpack(self) -> None:
+        """The weight as it was given, bit for bit; `pack` before the next product."""
+        if self.packed:
+            self.weight = self.weight.to_dense()
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self.packed:

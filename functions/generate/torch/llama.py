@@ -127,6 +127,9 @@ class Llama:
     def device(self) -> torch.device:
         return self.embed.device
 
+    def linears(self) -> list[Linear]:
+        return [self.head, *(one for layer in self.layers for one in (layer.qkv, layer.out, layer.gate_up, layer.down))]
+
     def rotations(self, positions: int) -> dict[str, Tensor]:
         """By rope name: exp(i * angle) * sqrt(attention scale) for positions 0.., complex64 [positions, 1, D/2]."""
         at = torch.arange(positions, device=self.device, dtype=torch.float32)

@@ -31,6 +31,7 @@ from functions.generate.engine.requests import check_requests, eos_ids, unchange
 from functions.generate.engine.sampling import draw, stream_keys, uniforms
 from functions.generate.engine.stops import Stops, tokenizer_of
 from functions.generate.torch.dynamic_cache import filled, layout_of, taken
+from functions.models.parked import HostMemory, tensors_in
 from functions.models.pretrained import load_causal_lm
 from functions.weights.local_copy import Changes
 
@@ -45,6 +46,7 @@ class TransformersEngine:
         self._eos = np.zeros(0, np.int64)
         self._tokenizer: Tokenizer | None = None
         self._stats = EngineStats(0, 0, 0, 0, 0.0, 0.0)
+        self._host = HostMemory()
 
     def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> None:
         if version == self._version:
@@ -63,6 +65,12 @@ class TransformersEngine:
     @property
     def stats(self) -> EngineStats:
         return self._stats
+
+    def park(self, weights: Path | None) -> None:
+        self._host.park(tensors_in(self._model))
+
+    def unpark(self) -> None:
+        self._host.unpark()
 
     def close(self) -> None:
         self._model, self._version = None, None

@@ -92,12 +92,15 @@ def orders(layers: Sequence[Any]) -> list[Tensor]:
     return [found[kind] for kind in kinds]
 
 
-def read(layers: Sequence[Any], orders: Sequence[Tensor], blocks: Sequence[int], block_size: int, into: Tensor) -> None:
-    """Copies the first tokens of `blocks` into `into` [heads, layers, 2, tokens, head dim]."""
+def read(
+    layers: Sequence[Any], orders: Sequence[Tensor], blocks: Sequence[int], block_size: int, into: Tensor,
+    *, chunk: int = CHUNK,
+) -> None:  # fmt: skip
+    """Copies the first tokens of `blocks` into `into` [heads, layers, 2, tokens, head dim], `chunk` tokens a time."""
     for number, (layer, where) in enumerate(zip(layers, orders, strict=True)):
         cache, length = layer.kv_cache, layer.kv_cache.shape[2]
         pages = _parts(blocks, block_size // length).to(cache.device)
-        step = max(1, CHUNK // length)
+        step = max(1, chunk // length)
         for turn, some in enumerate(torch.split(pages, step)):
             held = cache[some].reshape(len(some), -1).index_select(1, where.flatten()).view(len(some), *where.shape)
             target = into[:, number, :, turn * step * length :][:, :, : len(some) * length]
@@ -106,12 +109,12 @@ def read(layers: Sequence[Any], orders: Sequence[Tensor], blocks: Sequence[int],
                     target[head, part].copy_(both[part, : target.shape[2]])
 
 
-def write(layers: Sequence[Any], blocks: Sequence[int], block_size: int, source: Tensor) -> None:
+def write(layers: Sequence[Any], blocks: Sequence[int], block_size: int, source: Tensor, *, chunk: int = CHUNK) -> None:
     """Copies `source` [heads, layers, 2, tokens, head dim] into `blocks`, from the first one's first token on."""
     device = layers[0].kv_cache.device
     slots = _parts(blocks, block_size)[: source.shape[3]].to(device)
     for number, layer in enumerate(layers):
-        for given, where in zip(torch.split(source[:, number], CHUNK, 2), torch.split(slots, CHUNK), strict=True):
+        for given, where in zip(torch.split(source[:, number], chunk, 2), torch.split(slots, chunk), strict=True):
             keys, values = (given[:, part].to(device).transpose(0, 1).contiguous() for part in (0, 1))
             layer.impl.do_kv_cache_update(layer, keys, values, layer.kv_cache, where)
 

@@ -59,6 +59,8 @@ class VllmEngine:
         self._base: Path | None = None
         self._eos: list[int] = []
         self._stats = _NO_STATS
+        self._files: Path | None = None
+        """Where the weights lie that sleep dropped; None: it kept them."""
 
     # --- versions --------------------------------------------------------------------------------------------------
 
@@ -98,9 +100,7 @@ class VllmEngine:
 
     def _patched(self, model_dir: Path, changes: Changes) -> bool:
         """Whether the changes alone made the weights those of `model_dir`. On a CPU its files are read in less time."""
-        from vllm.platforms import current_platform
-
-        if current_platform.is_cpu():
+        if _on_cpu():
             return False
         return all(self.held().collective_rpc("rlhf_patch", args=(str(model_dir), changes.deltas)))
 
@@ -230,13 +230,12 @@ class VllmEngine:
                 "stop strings and bad words: engine 'vllm' has no text here, 'torch' and 'transformers' do"
             )
         from vllm import SamplingParams
-        from vllm.platforms import current_platform
         from vllm.sampling_params import RequestOutputKind
 
         from functions.generate.vllm.worker import STREAM
 
         stream: dict[str, Any] = {"extra_args": {STREAM: [key, given]}}
-        if not current_platform.is_cpu():
+        if not _on_cpu():
             positioned = self.held().vllm_config.use_v2_model_runner
             stream = {"seed": (key if positioned else key + given) >> 1}
         return SamplingParams(
@@ -288,6 +287,24 @@ class VllmEngine:
     def stats(self) -> EngineStats:
         return self._stats
 
+    def park(self, weights: Path | None) -> None:
+        """vLLM's sleep mode: level 1 keeps weights in host memory, level 2 drops them, to be read from their files
+        again. A CPU has none: there its worker does the same (worker.py)."""
+        if _on_cpu():
+            self.held().collective_rpc("rlhf_park")
+        else:
+            self._files = None if self._settings.lora_rank else weights
+            self.held().sleep(level=1 if self._files is None else 2)
+
+    def unpark(self) -> None:
+        if _on_cpu():
+            self.held().collective_rpc("rlhf_unpark")
+        else:
+            self.held().wake_up()
+            if self._files is not None:  # after level 2 vLLM samples from whatever lies there (vllm#29341)
+                self.held().collective_rpc("rlhf_reload", args=(str(self._files),))
+        self.forget_prefixes()
+
     def close(self) -> None:
         if self._engine is not None:
             self._engine.engine_core.shutdown()
@@ -301,6 +318,12 @@ class VllmEngine:
     def _cache(self) -> BlockCache:
         assert self._blocks is not None
         return self._blocks
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
 
 
 def _step(engine: LLMEngine) -> list[Any]:

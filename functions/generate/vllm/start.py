@@ -161,6 +161,7 @@ def start(model_dir: Path, settings: VllmSettings) -> LLMEngine:
             use_tqdm_on_load=False,
             generation_config="vllm",  # the job's sampling, not the model author's
             limit_mm_per_prompt={},
+            enable_sleep_mode=not cpu,
             **lora,
         )
         config = arguments.create_engine_config()

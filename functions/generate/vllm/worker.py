@@ -30,6 +30,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from functions.generate.engine.sampling import bits
 from functions.generate.vllm import patch as vllm_patch
 from functions.generate.vllm.blocks import CacheMethods
+from functions.models.parked import HostMemory, give_back, tensors_in
 
 STREAM = "rlhf_stream"
 """Key in a request's `extra_args`: [stream key (64 bits), response tokens that the prompt contains]."""
@@ -42,6 +43,7 @@ class WorkerExtension(CacheMethods):
 
     def rlhf_start(self) -> None:
         """Once, after the model has been loaded."""
+        self.rlhf_host, self.rlhf_dropped = HostMemory(), list[tuple[torch.UntypedStorage, int]]()
         if current_platform.is_cpu():
             self.model_runner.sampler.topk_topp_sampler.forward = _positioned(self.model_runner)
 
@@ -62,6 +64,22 @@ class WorkerExtension(CacheMethods):
             return False
         self.rlhf_check_head()
         return applied
+
+    def rlhf_park(self) -> None:
+        """On a CPU what vLLM's sleep does on a GPU: weights to a mapped file, keys and values dropped."""
+        self.rlhf_host.park(tensors_in(self.model_runner.get_model()))
+        caches = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors_in(self.model_runner.kv_caches)}
+        self.rlhf_dropped = [(storage, storage.nbytes()) for storage in caches.values()]
+        for storage, _ in self.rlhf_dropped:
+            storage.resize_(0)
+        give_back()
+
+    def rlhf_unpark(self) -> None:
+        self.rlhf_host.unpark()
+        for storage, size_bytes in self.rlhf_dropped:
+            storage.resize_(size_bytes)
+            torch.empty(0, dtype=torch.uint8).set_(storage).zero_()
+        self.rlhf_dropped = []
 
     def rlhf_check_head(self) -> None:
         model = self.model_runner.get_model()

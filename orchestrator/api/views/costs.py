@@ -1,4 +1,4 @@
-"""cost.json as columns: what each function cost per step, and what reserved machines would have cost in that time."""
+"""cost.json as columns: what each function cost per step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from functions.base.wire import Json
 from orchestrator.api.views.thin import parts
-from orchestrator.run.ledger import Books, StepCost, read_books, total
+from orchestrator.run.ledger import Books, StepCost, read_books
 
 KEPT = 16
 """Runs whose books stay read, and answers that stay made of each."""
@@ -62,8 +62,6 @@ def cost_columns(books: Books, points: int | None) -> Json:
     """The CostSteps of models.py: sums over at most `points` runs of steps."""
     runs = parts(len(books.steps), points)
     sums = [sum((books.steps[i] for i in run), StepCost(0)) for run in runs]
-    reserved, wall_s = total(books.serverful), books.wall_s
-    share = [cost.wall_s / wall_s if wall_s else 0.0 for cost in sums]
     functions = {
         name: {
             measure: [getattr(cost.functions[name], measure) if name in cost.functions else 0.0 for cost in sums]
@@ -76,5 +74,4 @@ def cost_columns(books: Books, points: int | None) -> Json:
         "counts": [len(run) for run in runs],
         "wall_s": [cost.wall_s for cost in sums],
         "functions": functions,
-        "serverful": {m: [getattr(reserved, m) * part for part in share] for m in ("usd", "gpu_s", "replica_s")},
     }

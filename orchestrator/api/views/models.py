@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -33,12 +33,11 @@ class StepCost(BaseModel):
 
 
 class CostView(BaseModel):
-    """The books of a job: until now, by function, by step, and what reserved machines would have cost."""
+    """The books of a job: until now, by function, by step."""
 
     usd: float
     wall_s: float
     functions: dict[str, FunctionCost]
-    serverful: dict[str, FunctionCost]
     executions: int
     steps: list[StepCost]
     open: StepCost | None = Field(description="The step that is not committed yet; null before the first books")
@@ -51,7 +50,39 @@ class CostSteps(BaseModel):
     counts: list[int] = Field(description="Steps of each run")
     wall_s: list[float]
     functions: dict[str, dict[str, list[float]]] = Field(description="function: measure: one number per run")
-    serverful: dict[str, list[float]] = Field(description="The same on reserved machines, by measure")
+
+
+class Used(BaseModel):
+    wall_s: float
+    replica_s: float
+    gpu_s: float
+    usd: float
+
+
+class Held(Used):
+    machines: str = Field(description="Which, in words")
+
+
+class Reserved(BaseModel):
+    """The run's first steps on machines that are held throughout, simulated (orchestrator/simulation/reserved.py)."""
+
+    steps: int | None = Field(description="Steps 0 to this one are compared; null: not known yet")
+    used: Used | None = Field(None, description="What the run used for them")
+    dedicated: Held | None = Field(None, description="Each function on machines of its own")
+    colocated: Held | None = Field(None, description="All functions taking turns on the same machines")
+    why: str | None = Field(None, description="Why there is nothing to compare with")
+
+
+class WhereStep(BaseModel):
+    """Where a step's time went (orchestrator/telemetry/where.py)."""
+
+    step: int
+    parts: dict[str, float] = Field(description="Seconds, in the order of a bar; they add up to the step's")
+    advice: str = Field(description="What would make it faster, and by how much; empty: nothing worth a sentence")
+
+
+class Where(BaseModel):
+    steps: list[WhereStep] = Field(description="Oldest first")
 
 
 class Checkpoint(BaseModel):
@@ -60,11 +91,33 @@ class Checkpoint(BaseModel):
     step: int
     created_at: float
     versions: dict[str, dict[str, Any]]
+    bytes: int | None = Field(description="Of their own files; null where they lie elsewhere")
 
 
 class Checkpoints(BaseModel):
     checkpoints: list[Checkpoint] = Field(description="Oldest first")
+    run: str = Field(description="The run's directory on the server")
     model: bool = Field(description="The final model was exported to `model/` of the run directory")
+
+
+class Sign(BaseModel):
+    """A number that says how a run does (orchestrator/telemetry/health.py)."""
+
+    name: str
+    level: Literal["good", "warn", "bad"]
+    value: str
+    reason: str = Field(description="What it is, and its bound")
+
+
+class Health(BaseModel):
+    signs: list[Sign] = Field(description="Empty before the first training step")
+
+
+class Group(BaseModel):
+    group: int
+    count: int
+    mean: float
+    deviation: float
 
 
 class Samples(BaseModel):
@@ -73,10 +126,21 @@ class Samples(BaseModel):
     step: int | None
     steps: list[int] = Field(description="The first and the last step that have samples; empty: none has")
     total: int = Field(description="How many of them match")
+    scores: list[float] = Field(description="Of all samples of the step that are kept")
+    groups: list[Group] = Field(description="Of each prompt: its samples' mean score and deviation")
     samples: list[dict[str, Any]] = Field(
-        description="group, index, prompt, response, score, tokens, finish, version; `mismatch`: mean absolute "
-        "difference of the trainer's and the engine's log-probabilities of its tokens"
+        description="group, index, prompt, response, score, tokens, finish, version, ground_truth; `advantage`: mean "
+        "of its tokens; `mismatch`: mean absolute difference of the trainer's and the engine's log-probabilities"
     )
+
+
+class PromptStep(BaseModel):
+    step: int
+    samples: list[dict[str, Any]]
+
+
+class PromptSteps(BaseModel):
+    steps: list[PromptStep] = Field(description="At most 20, the newest that have the prompt, oldest first")
 
 
 class FunctionTimeline(BaseModel):
@@ -112,7 +176,7 @@ class Plan(BaseModel):
     step: int | None
     time: float | None
     plan: dict[str, Any] | None
-    actual: dict[str, float] = Field(description="Of the committed step: step_s, cost_usd")
+    actual: dict[str, float] = Field(description="Of the committed step, its validation left out: step_s, cost_usd")
 
 
 class EventPage(BaseModel):

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Literal
 
+from functions.base.wire import Json
 from orchestrator.api.views.tail import Tails
+from orchestrator.base.errors import RunError
 
 SortKey = Literal[
-    "index", "score", "-score", "tokens", "-tokens", "version", "-version", "mismatch", "-mismatch"
+    "index", "score", "-score", "advantage", "-advantage", "tokens", "-tokens", "version", "-version", "mismatch",
+    "-mismatch",
 ]  # fmt: skip
 Sample = dict[str, Any]
+Kind = Literal["training", "validation"]
+PREFIX: dict[Kind, str] = {"training": "", "validation": "validation-"}
+SEARCHED, SHOWN = 1000, 20
+"""Steps that are looked through for a prompt, and those that are shown."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +48,45 @@ class Filter:
         return self.finish is None or sample.get("finish") == self.finish
 
 
-def kept_steps(directory: Path) -> list[int]:
+def kept_steps(directory: Path, of: Kind = "training") -> list[int]:
     """The steps that have samples, in order."""
-    return sorted(int(path.stem) for path in directory.glob("[0-9]*.jsonl"))
+    return sorted(int(path.stem.removeprefix(PREFIX[of])) for path in directory.glob(f"{PREFIX[of]}[0-9]*.jsonl"))
 
 
-def read_samples(tails: Tails, directory: Path, step: int) -> list[Sample]:
+def read_samples(tails: Tails, directory: Path, step: int, of: Kind = "training") -> list[Sample]:
     """Of one of the steps that have some. Raises RunError for a file that cannot be read."""
-    return tails.read(directory / f"{step:06d}.jsonl")
+    return tails.read(directory / f"{PREFIX[of]}{step:06d}.jsonl")
+
+
+def groups_of(samples: Sequence[Sample]) -> list[Json]:
+    """Each prompt's samples that have a score: [{group, count, mean, deviation}], the deviation of a sample (n - 1)."""
+    scores: dict[int, list[float]] = {}
+    for sample in samples:
+        if sample.get("score") is not None:
+            scores.setdefault(sample["group"], []).append(float(sample["score"]))
+    return [
+        {"group": group, "count": len(own), "mean": fmean(own), "deviation": stdev(own) if len(own) > 1 else 0.0}
+        for group, own in sorted(scores.items())
+    ]
+
+
+def same_prompt(directory: Path, prompt: str, of: Kind) -> list[Json]:
+    """[{step, samples}] of the newest steps that have samples of just this prompt, oldest first.
+
+    Files are searched as text; only lines that have it are parsed.
+    """
+    needle, found = json.dumps(prompt, ensure_ascii=False).encode(), list[Json]()
+    for step in kept_steps(directory, of)[: -SEARCHED - 1 : -1]:
+        try:
+            lines = (directory / f"{PREFIX[of]}{step:06d}.jsonl").read_bytes().splitlines()
+        except OSError as error:
+            raise RunError(f"{directory}: samples of step {step} cannot be read: {error.strerror}") from error
+        samples = [sample for line in lines if needle in line and (sample := json.loads(line))["prompt"] == prompt]
+        if samples:
+            found.append({"step": step, "samples": samples})
+        if len(found) == SHOWN:
+            break
+    return found[::-1]
 
 
 def chosen(samples: Iterable[Sample], wanted: Filter, sort: SortKey) -> list[Sample]:

@@ -47,6 +47,7 @@ DRAIN_S = 30
 WAIT_S = 60
 """Of a request's time limit: what it may wait for a replica, over the time that its call may take."""
 TOKEN_KEY = "token"
+AGENT = "node-agent"
 GATE, GATE_PATH = "gate", "/run/rlhf-orchestrate"
 
 
@@ -183,6 +184,7 @@ def _pod(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
             },
             *([{"name": SHARED, "emptyDir": {"medium": "Memory"}}] if _shares(config, spec) else []),
             *(_source(volume) for volume in config.volumes),
+            *([] if config.node_agent is None else [_node_agent(config.node_agent)]),
         ],
     }
     if config.service_account is not None:
@@ -217,6 +219,8 @@ def _container(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
         "TMPDIR": "/scratch",
         "HOME": "/scratch",
     } | dict(config.env)
+    if config.node_agent is not None:
+        env["RLHF_AGENT"] = f"{config.node_agent}/agent.sock"
     container: Json = {
         "name": "function",
         "image": next((image for kind, image in config.images.items() if kind == spec.kind), config.image),
@@ -237,9 +241,18 @@ def _container(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
             *({"name": v.name, "mountPath": v.mount_path, "readOnly": v.read_only} for v in config.volumes),
         ],
     }
+    if config.node_agent is not None:
+        container["volumeMounts"].append({"name": AGENT, "mountPath": config.node_agent, "readOnly": True})
     if config.command:
         container["command"] = list(config.command)
+    elif config.node_agent is not None:
+        container["command"] = ["python", "-m", "functions.server.ticket"]
     return container
+
+
+def _node_agent(directory: str) -> Json:
+    """Where its sockets are; on a node that has no agent the directory is made, and stays empty."""
+    return {"name": AGENT, "hostPath": {"path": directory, "type": "DirectoryOrCreate"}}
 
 
 def _shares(config: KnativeConfig, spec: FunctionSpec) -> bool:

@@ -1,13 +1,17 @@
-// Cancel and resume, each after a question.
+// Cancel and resume, each after a question; and another job like this one.
 import { html, useState } from "app/html.js";
+import { go } from "app/go.js";
 import { Dialog } from "app/parts.js";
+import { Submit, settingsOf } from "app/submit.js";
 
 export function Actions({ store, job }) {
   const [asking, setAsking] = useState(null);
   return html`
     ${job.can.includes("cancel") && html`<button type="button" class="danger" onClick=${() => setAsking("cancel")}>Cancel…</button>`}
     ${job.can.includes("resume") && html`<button type="button" class="main" onClick=${() => setAsking("resume")}>Resume…</button>`}
-    ${asking && html`<${Ask} what=${asking} store=${store} job=${job} onClose=${() => setAsking(null)} />`}
+    <button type="button" onClick=${() => setAsking("clone")}>Clone…</button>
+    ${asking === "clone" && html`<${Submit} title=${`Another job like ${job.id}`} text=${settingsOf(job)} onClose=${() => setAsking(null)} onMade=${(id) => go(`/jobs/${id}`)} />`}
+    ${asking && asking !== "clone" && html`<${Ask} what=${asking} store=${store} job=${job} onClose=${() => setAsking(null)} />`}
   `;
 }
 

@@ -2,14 +2,15 @@
 import { html, useEffect, useRef, useState } from "app/html.js";
 import { Table, useWidth } from "app/parts.js";
 import { color, dark, mixed } from "app/theme.js";
-import { number } from "app/format.js";
+import { number, ticks } from "app/format.js";
 
 const { uPlot } = globalThis;
 const ROWS = 60; // of a table: more are thinned out
 const linked = uPlot.sync("steps");
 
 // `series`: [{label, values, color?, low?, high?, fill?, scale?, points?, show?}], `x`: numbers; null: no value.
-export function Chart({ title, x, series, height = 168, unit = "step", format = number, axes, link = true, marks }) {
+// `from`: where the y axis begins and ends ("data", "zero", "rate": 0 to 1); `log`: logarithmic; `prefix` of its labels.
+export function Chart({ title, x, series, height = 168, unit = "step", format = number, axes, link = true, marks, from = "data", log = false, prefix = "" }) {
   const box = useRef();
   const plot = useRef();
   const width = useWidth(box);
@@ -20,13 +21,13 @@ export function Chart({ title, x, series, height = 168, unit = "step", format = 
 
   useEffect(() => {
     if (!width || table) return undefined;
-    const made = new uPlot(options({ width, height, series, unit, format, axes, link, marks }), data(x, series), box.current);
+    const made = new uPlot(options({ width, height, series, unit, format, axes, link, marks, from, log, prefix }), data(x, series), box.current);
     plot.current = made;
     return () => {
       plot.current = null;
       made.destroy();
     };
-  }, [width > 0, theme, shape, table, height]);
+  }, [width > 0, theme, shape, table, height, from, log]);
   useEffect(() => {
     if (plot.current && width) plot.current.setSize({ width, height });
   }, [width]);
@@ -77,7 +78,7 @@ function data(x, series) {
   return columns;
 }
 
-function options({ width, height, series, unit, format, axes, link, marks }) {
+function options({ width, height, series, unit, format, axes, link, marks, from, log, prefix }) {
   const ink = color("muted");
   const grid = { stroke: color("grid"), width: 1 };
   const font = "11px system-ui, sans-serif";
@@ -93,10 +94,10 @@ function options({ width, height, series, unit, format, axes, link, marks }) {
       bands.push({ series: [made.length - 2, made.length - 1], fill: `${stroke}22` });
     }
   }
-  const y = { stroke: ink, grid, ticks: { show: false }, font, size: 50, gap: 4, values: (u, values) => values.map((v) => format(v)) };
+  const y = { stroke: ink, grid, ticks: { show: false }, font, size: 50, gap: 4, values: (u, values) => ticks(values, prefix) };
   return {
     width, height, series: made, bands, legend: { show: false }, padding: [8, 10, 0, 0],
-    scales: { x: { time: false }, y: { range: (u, low, high) => room(low, high) }, ...(axes?.scales ?? {}) },
+    scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (u, low, high) => room(low, high, from) }, ...(axes?.scales ?? {}) },
     axes: [
       { stroke: ink, grid: { show: false }, ticks: { stroke: color("grid"), size: 4 }, font, size: 26, gap: 2, incrs: unit === "step" || unit === "replicas" ? [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] : undefined },
       y, ...(axes?.more?.map((more) => ({ ...y, grid: { show: false }, ...more })) ?? []),
@@ -106,8 +107,9 @@ function options({ width, height, series, unit, format, axes, link, marks }) {
   };
 }
 
-function room(low, high) {
-  if (low === null || low === undefined) return [0, 1];
+function room(low, high, from) {
+  if (from === "rate" || low === null || low === undefined) return [0, 1];
+  if (from === "zero") return [Math.min(0, low), 1.08 * high || 1];
   const span = high - low || Math.abs(high) * 0.2 || 1;
   const floor = low >= 0 && low - 0.08 * span < 0 ? 0 : low - 0.08 * span;
   return [floor, high + 0.08 * span];

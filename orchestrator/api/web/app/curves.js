@@ -2,18 +2,20 @@
 import { html, useEffect, useMemo, useState } from "app/html.js";
 import { Chart } from "app/chart.js";
 import { Dialog, Panel } from "app/parts.js";
+import { validated } from "app/format.js";
+import { SMOOTHING, reach, smooth } from "app/series.js";
 
 const KEY = "rlhf-metrics";
-const WORDS = {
-  "critic/score/mean": "Reward", "actor/ppo_kl": "KL to the rollout policy", "actor/kl_loss": "KL to the reference",
+export const WORDS = {
+  "critic/score/mean": "Reward", "actor/ppo_kl": "Change of the policy within the step", "actor/kl_loss": "KL to the reference",
   "actor/reward_kl_penalty": "KL penalty in the reward", "response_length/mean": "Response length", "actor/entropy": "Entropy",
   "actor/grad_norm": "Gradient norm", "timing_s/step": "Seconds a step", "rollout_corr/abs_diff_mean": "Log-probability mismatch",
-  "actor/pg_loss": "Policy loss", "response_length/clip_ratio": "Cut off at the limit", "perf/throughput": "Tokens/s per replica",
+  "actor/pg_loss": "Policy loss", "response_length/clip_ratio": "Cut off at the limit", "perf/throughput": "Tokens a second paid for", "rollout/tokens_per_s": "Tokens/s per generate replica",
 };
 // The first of each that the job has.
 const USUAL = [
-  ["critic/score/mean"], [/^val-core\/.*\/acc\//], ["actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl"], ["response_length/mean"],
-  ["actor/entropy"], ["actor/grad_norm"], ["rollout_corr/abs_diff_mean"], ["timing_s/step"], ["perf/throughput"],
+  ["critic/score/mean"], [/^val-core\/.*\/acc\//, /^val-core\/.*\/reward\//], ["actor/kl_loss", "actor/reward_kl_penalty"], ["response_length/mean"],
+  ["actor/entropy"], ["actor/grad_norm"], ["rollout_corr/abs_diff_mean"], ["timing_s/step"], ["rollout/tokens_per_s", "perf/throughput"],
 ];
 
 export function usual(names) {
@@ -34,6 +36,8 @@ function remembered() {
 
 export function Curves({ store }) {
   const [choosing, setChoosing] = useState(false);
+  const [by, setBy] = useState(0);
+  const [log, setLog] = useState(false);
   const found = store.metrics.value;
   const names = store.names.value;
   const key = names.join();
@@ -54,21 +58,26 @@ export function Curves({ store }) {
   };
   const shown = store.shown.value.filter((name) => found?.metrics[name]);
   return html`<${Panel} title="Curves" note=${found?.low && Object.keys(found.low).length ? "means of runs of steps, with their least and greatest" : ""}
-      actions=${html`<button type="button" onClick=${() => setChoosing(true)} disabled=${!names.length}>Metrics…</button>`}>
+      actions=${html`<${Smoothing} by=${by} setBy=${setBy} log=${log} setLog=${setLog} /><button type="button" onClick=${() => setChoosing(true)} disabled=${!names.length}>Metrics…</button>`}>
     ${!found || !shown.length
       ? html`<p class="quietly">${names.length ? "Reading the metrics…" : "Curves come with the first committed step."}</p>`
-      : html`<div class="charts">${shown.map((name) => html`<${Curve} key=${name} name=${name} found=${found} />`)}</div>`}
+      : html`<div class="charts">${shown.map((name) => html`<${Curve} key=${`${name} ${log}`} name=${name} found=${found} by=${by} log=${log} />`)}</div>`}
     ${choosing && html`<${Choice} names=${names} chosen=${store.shown.value} pick=${pick} onClose=${() => setChoosing(false)} />`}
   </${Panel}>`;
 }
 
-function Curve({ name, found }) {
-  const series = useMemo(
-    () => [{ label: name, values: found.metrics[name], low: found.low?.[name], high: found.high?.[name], color: hue(name) }],
-    [found, name],
-  );
-  const word = WORDS[name] ?? (name.startsWith("val-core/") && name.includes("/acc/") ? "Pass rate" : "");
-  return html`<${Chart} x=${found.steps} series=${series} title=${word ? html`${word} <code>${name}</code>` : html`<code>${name}</code>`} />`;
+export function Smoothing({ by, setBy, log, setLog }) {
+  return html`<label class="inline">Smoothing <select value=${by} onChange=${(e) => setBy(Number(e.target.value))}>${SMOOTHING.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select></label>
+    <label class="inline"><input type="checkbox" checked=${log} onChange=${(e) => setLog(e.target.checked)} /> Log scale</label>`;
+}
+
+function Curve({ name, found, by, log }) {
+  const series = useMemo(() => {
+    const [low, high] = by ? [] : [found.low?.[name], found.high?.[name]];
+    return [{ label: name, values: smooth(found.metrics[name], by), low, high, color: hue(name) }];
+  }, [found, name, by]);
+  const word = WORDS[name] ?? (name.startsWith("val-core/") ? validated(name).title : "");
+  return html`<${Chart} x=${found.steps} series=${series} from=${reach(name)} log=${log} title=${word ? html`${word} <code>${name}</code>` : html`<code>${name}</code>`} />`;
 }
 
 const HUES = { critic: "s2", "val-core": "s2", actor: "s1", response_length: "s5", prompt_length: "s5", rollout_corr: "s4", timing_s: "s3", perf: "s3" };

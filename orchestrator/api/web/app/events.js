@@ -2,7 +2,7 @@
 import { html, useState } from "app/html.js";
 import { Panel } from "app/parts.js";
 import { Lines } from "app/trouble.js";
-import { clock, dollars, moment, number, percent, plural } from "app/format.js";
+import { clock, dollars, moment, number, plural, validated } from "app/format.js";
 
 const KINDS = [["all", "All"], ["steps", "Steps"], ["trouble", "Trouble"]];
 const TROUBLE = ["failed", "sample_failures", "note", "cancelled"];
@@ -30,9 +30,9 @@ function told({ type, data }) {
     case "started":
       return data.execution === 1 ? `${plural(data.steps, "step")} to go` : `Execution ${data.execution}: goes on after step ${data.step}`;
     case "step":
-      return html`Step ${data.step} is committed${m["critic/score/mean"] === undefined ? "" : `, reward ${number(m["critic/score/mean"])}`}${m["timing_s/step"] ? `, ${number(m["timing_s/step"])} s` : ""}, ${dollars(data.cost_usd)} until now`;
+      return html`Step ${data.step} is committed${m["critic/score/mean"] === undefined ? "" : `, reward ${number(m["critic/score/mean"])}`}${m["timing_s/step"] ? `, ${number(m["timing_s/step"])} s` : ""}${data.cost_usd > 0 ? `, ${dollars(data.cost_usd)} until now` : ""}`;
     case "validation":
-      return Object.entries(m).map(([name, value]) => html`<span class="metric"><code>${name}</code> ${name.includes("/acc/") ? percent(value, 1) : number(value)}</span> `);
+      return Object.entries(m).map(([name, value]) => html`<span class="metric"><code>${name}</code> ${validated(name, value).shown}</span> `);
     case "sample_failures":
       return html`${plural(data.count, "sample was", "samples were")} dropped in step ${data.step}: the scorer failed
         <ul class="lines">${data.first.map((f) => html`<li><span class="where"><code>group ${f.group}, index ${f.index}</code></span><strong>${f.message}</strong></li>`)}</ul>`;

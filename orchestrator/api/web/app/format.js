@@ -60,3 +60,32 @@ export function times(low, high, most) {
   for (let k = Math.ceil(low / step); k * step <= high; k++) found.push(Number((k * step).toFixed(3)));
   return found;
 }
+
+// What a validation is shown by: the accuracy where the scorer gives one, else the score. Null: there is none.
+export function validation(metrics) {
+  const names = Object.keys(metrics).filter((name) => name.startsWith("val-core/")).sort();
+  const name = names.find((n) => n.includes("/acc/")) ?? names.find((n) => n.includes("/reward/"));
+  return name ? { name, ...validated(name, metrics[name]) } : null;
+}
+
+export function validated(name, value) {
+  const rate = name.includes("/acc/");
+  return { title: rate ? "Pass rate" : "Validation score", shown: rate ? percent(value, 1) : number(value) };
+}
+
+// Labels of an axis that differ wherever its ticks do. `unit` stands in front.
+export function ticks(values, unit = "") {
+  const known = values.filter((v) => v !== null);
+  const least = known.length > 1 ? Math.min(...known.slice(1).map((v, i) => Math.abs(v - known[i])).filter(Boolean)) : 1;
+  const most = Math.max(...known.map(Math.abs), 0);
+  const places = Math.max(0, -Math.floor(Math.log10(least) + 1e-9));
+  const small = most < 1e-3 || most >= 1e7;
+  const digits = Math.max(0, Math.floor(Math.log10(most)) + places);
+  return values.map((v) => (v === null ? "" : v === 0 ? `${unit}0` : small ? `${unit}${v.toExponential(digits)}` : `${unit}${v.toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places })}`));
+}
+
+export function bytes(count) {
+  if (count === null || count === undefined) return NONE;
+  const [unit, size] = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]].find(([, s]) => count >= s) ?? ["B", 1];
+  return `${number(count / size)} ${unit}`;
+}

@@ -6,7 +6,9 @@ import { Failure, State } from "app/parts.js";
 import { moment } from "app/format.js";
 import { Actions } from "app/actions.js";
 import { Tiles } from "app/tiles.js";
+import { Health } from "app/health.js";
 import { Trouble } from "app/trouble.js";
+import { Where } from "app/where.js";
 import { Gantt } from "app/gantt.js";
 import { Curves } from "app/curves.js";
 import { Cost } from "app/cost.js";
@@ -16,7 +18,7 @@ import { Events } from "app/events.js";
 import { Settings } from "app/settings.js";
 
 const TABS = [
-  ["overview", "Overview", ({ store }) => html`<${Gantt} store=${store} /><${Curves} store=${store} />`],
+  ["overview", "Overview", ({ store }) => html`<${Where} store=${store} /><${Gantt} store=${store} /><${Curves} store=${store} />`],
   ["cost", "Cost", Cost],
   ["plan", "Plan", Plan],
   ["samples", "Samples", Samples],
@@ -77,6 +79,7 @@ export function Job({ id, source, made }) {
     <progress class="steps" max=${job.steps} value=${job.step ?? 0} aria-label="steps done"></progress>
     <${Trouble} store=${store} job=${job} />
     <${Tiles} store=${store} job=${job} />
+    <${Health} store=${store} />
     <${Tabs} tab=${tab} open=${open} />
     <div role="tabpanel" id="tabpanel" aria-labelledby=${`tab-${tab}`} class=${`tab ${tab}`}><${Shown} store=${store} /></div>
     <p class="away" role="status" aria-live="polite">${said}</p>

@@ -1,35 +1,36 @@
 // All jobs, newest first, asked for again every two seconds while the page is seen.
 import { html, useEffect, useRef, useState } from "app/html.js";
 import { ask } from "app/api.js";
+import { go } from "app/go.js";
 import { useKeys } from "app/keys.js";
+import { Submit } from "app/submit.js";
 import { Failure, Spark, State } from "app/parts.js";
-import { ago, dollars, duration, number, percent, plural } from "app/format.js";
+import { ago, dollars, duration, number, plural, validation } from "app/format.js";
 
 const EVERY_MS = 2000;
 const PAGE = 100;
 
 const reward = (job) => job.metrics["critic/score/mean"];
-const pass = (job) => Object.entries(job.metrics).find(([name]) => name.startsWith("val-core/") && name.includes("/acc/"))?.[1];
 
 function first(message) {
   const [line, ...more] = message.split("\n");
   return more.length ? `${line} (and ${more.length} more)` : line;
 }
 
-function Row({ job }) {
+function Row({ job, chosen, choose }) {
   const spent = job.spent_usd ?? job.cost_usd;
-  const saved = job.serverful_usd ? 1 - spent / job.serverful_usd : NaN;
-  const took = job.started_at && (job.ended_at ?? Date.now() / 1000) - job.started_at;
+  const held = validation(job.metrics);
   const replicas = Object.entries(job.replicas).filter(([, count]) => count).map(([name, count]) => `${name} ${count}`).join(", ");
   return html`<tr>
+    <td class="tick"><input type="checkbox" checked=${chosen} onChange=${choose} aria-label=${`compare ${job.id}`} /></td>
     <th scope="row" class="left"><a class="job" href=${`/jobs/${job.id}`} data-page>${job.id}</a><small>${job.recipe}</small></th>
-    <td class="left"><${State} state=${job.state} /></td>
-    <td><span>${job.step ?? 0}<small>/${job.steps}</small></span><progress max=${job.steps} value=${job.step ?? 0} aria-label=${`steps of ${job.id}`}></progress></td>
-    <td class="trend"><span>${number(reward(job))}</span><${Spark} values=${job.trend} /></td>
-    <td>${pass(job) === undefined ? "–" : percent(pass(job), 1)}</td>
-    <td>${dollars(spent)}${Number.isFinite(saved) && spent > 0 && html`<small class=${saved > 0 ? "good" : ""}>${percent(Math.abs(saved))} ${saved > 0 ? "under" : "over"} ${dollars(job.serverful_usd)}</small>`}</td>
-    <td>${duration(took)}<small>${ago(job.created_at)}</small></td>
-    <td class="left now">${job.message ? html`<span class="bad clamp">${first(job.message)}</span>` : replicas || (job.state === "running" ? "at zero" : "")}</td>
+    <td class="left" data-label="State"><${State} state=${job.state} /></td>
+    <td data-label="Step"><span>${job.step ?? 0}<small>/${job.steps}</small></span><progress max=${job.steps} value=${job.step ?? 0} aria-label=${`steps of ${job.id}`}></progress></td>
+    <td class="trend" data-label="Reward"><span>${number(reward(job))}</span><${Spark} values=${job.trend} /></td>
+    <td data-label="Validation" title=${held?.name}>${held ? held.shown : "–"}</td>
+    <td data-label="Cost now">${spent > 0 ? dollars(spent) : job.spent_replica_s ? html`${number(job.spent_replica_s)}<small>replica-seconds</small>` : "–"}</td>
+    <td data-label="Time at work">${duration(job.wall_s)}<small>${ago(job.created_at)}</small></td>
+    <td class="left now" data-label="Now">${job.message ? html`<span class="bad clamp">${first(job.message)}</span>` : replicas || (job.state === "running" ? "at zero" : "")}</td>
   </tr>`;
 }
 
@@ -39,6 +40,9 @@ export function Jobs() {
   const [problem, setProblem] = useState(null);
   const [word, setWord] = useState("");
   const [limit, setLimit] = useState(PAGE);
+  const [chosen, setChosen] = useState([]);
+  const [making, setMaking] = useState(false);
+  const flip = (id) => setChosen(chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id]);
   const field = useRef();
   const body = useRef();
 
@@ -78,15 +82,18 @@ export function Jobs() {
   return html`
     <div class="title">
       <h1>Jobs</h1><p class="note">${counts}</p><span class="grow"></span>
+      ${chosen.length > 0 && html`<button type="button" disabled=${chosen.length < 2} onClick=${() => go(`/compare?jobs=${chosen.join()}`)}>${chosen.length < 2 ? "Tick another to compare" : `Compare ${chosen.length}`}</button>`}
+      <button type="button" class="main" onClick=${() => setMaking(true)}>New job…</button>
       <label class="inline">Filter <input ref=${field} type="search" value=${word} onInput=${(e) => setWord(e.target.value)} /></label>
     </div>
+    ${making && html`<${Submit} title="New job" onClose=${() => setMaking(false)} onMade=${(id) => go(`/jobs/${id}`)} />`}
     ${jobs.length === 0
-      ? html`<div class="empty"><h2>No jobs yet</h2><p>Send one: <code>rlhf-orchestrate submit job.toml --url ${location.origin}</code></p></div>`
-      : html`<div class="scroll panel flush" tabindex="0" role="region" aria-label="Jobs"><table class="jobs">
+      ? html`<div class="empty"><h2>No jobs yet</h2><p>Start one here, or send it: <code>rlhf-orchestrate submit job.toml --url ${location.origin}</code></p></div>`
+      : html`<div class="scroll panel flush" tabindex="0" role="region" aria-label="Jobs"><table class="jobs cards">
           <caption class="away">Jobs, newest first</caption>
-          <thead><tr><th scope="col" class="left">Job</th><th scope="col" class="left">State</th><th scope="col">Step</th><th scope="col">Reward</th>
-            <th scope="col">Pass rate</th><th scope="col">Cost now, against serverful</th><th scope="col">Time</th><th scope="col" class="left">Now</th></tr></thead>
-          <tbody ref=${body}>${shown.map((job) => html`<${Row} key=${job.id} job=${job} />`)}</tbody>
+          <thead><tr><td class="tick"></td><th scope="col" class="left">Job</th><th scope="col" class="left">State</th><th scope="col">Step</th><th scope="col">Reward</th>
+            <th scope="col">Validation</th><th scope="col">Cost now</th><th scope="col">Time at work</th><th scope="col" class="left">Now</th></tr></thead>
+          <tbody ref=${body}>${shown.map((job) => html`<${Row} key=${job.id} job=${job} chosen=${chosen.includes(job.id)} choose=${() => flip(job.id)} />`)}</tbody>
         </table></div>
         ${shown.length === 0 && html`<p class="quietly">No job has “${word}” in its id, recipe or state.</p>`}
         ${more && html`<button type="button" onClick=${() => setLimit(Math.min(1000, limit + PAGE))}>Show more than ${plural(jobs.length, "job")}</button>`}`}

@@ -3,29 +3,17 @@ import { html, render, signal, useEffect, useState } from "app/html.js";
 import { reachable, setToken, tokenWanted } from "app/api.js";
 import { fixedSource, liveSource } from "app/source.js";
 import { dark, toggle } from "app/theme.js";
+import { go, path } from "app/go.js";
 import { useKeys } from "app/keys.js";
 import { Dialog } from "app/parts.js";
 import { Help } from "app/help.js";
 import { Jobs } from "app/jobs.js";
 import { Job } from "app/job.js";
+import { Compare } from "app/compare.js";
 
 const inlined = document.getElementById("data");
 const report = inlined && JSON.parse(inlined.textContent);
-const path = signal(location.pathname);
 const round = signal(0); // counts tokens that were entered: everything is asked for again
-
-export function go(to) {
-  history.pushState(null, "", to);
-  path.value = location.pathname;
-  document.getElementById("main")?.focus();
-}
-window.addEventListener("popstate", () => (path.value = location.pathname));
-document.addEventListener("click", (event) => {
-  const link = event.target.closest?.("a[data-page]");
-  if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
-  event.preventDefault();
-  go(link.getAttribute("href"));
-});
 
 function Bar({ onHelp }) {
   return html`<header class="bar">
@@ -60,9 +48,10 @@ function App() {
   const [help, setHelp] = useState(false);
   useKeys({ "?": () => setHelp(true), t: toggle, ...(report ? {} : { g: () => go("/") }) });
   const id = path.value.match(/^\/jobs\/([a-z0-9-]+)$/)?.[1];
+  const compared = path.value.match(/^\/compare\?jobs=([a-z0-9,-]+)$/)?.[1].split(",");
   useEffect(() => {
-    if (!report && !id) document.title = "Jobs · rlhf-orchestrate";
-  }, [id]);
+    if (!report && !id) document.title = `${compared ? "Compare" : "Jobs"} · rlhf-orchestrate`;
+  }, [id, path.value]);
   return html`
     <${Bar} onHelp=${() => setHelp(true)} />
     ${!reachable.value && !report && !id && html`<p class="away-bar" role="status">The server does not answer. Jobs go on without it; trying again.</p>`}
@@ -71,7 +60,9 @@ function App() {
         ? html`<${Job} id=${report.job.id} source=${fixedSource(report)} made=${report.made_at} />`
         : id
           ? html`<${Job} key=${`${id} ${round.value}`} id=${id} source=${liveSource(id)} />`
-          : html`<${Jobs} key=${round.value} />`}
+          : compared
+            ? html`<${Compare} key=${`${path.value} ${round.value}`} ids=${compared} />`
+            : html`<${Jobs} key=${round.value} />`}
     </main>
     ${help && html`<${Help} onClose=${() => setHelp(false)} />`}
     ${tokenWanted.value !== null && html`<${TokenDialog} />`}

@@ -4,7 +4,7 @@ import { useKeys } from "app/keys.js";
 import { Chart } from "app/chart.js";
 import { Failure, Panel, Table, useAsk } from "app/parts.js";
 import { color } from "app/theme.js";
-import { dollars, duration, number, plural } from "app/format.js";
+import { dollars, duration, number, plural, ticks } from "app/format.js";
 
 export function Plan({ store }) {
   const [step, setStep] = useState(null); // null: the current one
@@ -13,7 +13,7 @@ export function Plan({ store }) {
   const last = store.job.value.steps;
   const move = (by) => setStep(Math.max(1, Math.min(last, at + by)));
   useKeys({ "[": () => move(-1), "]": () => move(1) });
-  if (problem) return html`<${Failure} problem=${problem} />`;
+  if (problem && !value) return html`<${Failure} problem=${problem} />`;
   if (!value) return html`<p class="quietly">Reading the plan…</p>`;
   if (!value.plan) {
     return html`<div class="empty"><h2>${step === null ? "No plan yet" : `Step ${step} was not planned`}</h2>
@@ -40,7 +40,7 @@ function Curve({ plan, priced, policy }) {
     { label: `C(N), ${unit}`, values: points.map((p) => p[cost]), color: "s3", points: true, scale: "cost" },
   ], [points, cost]);
   const axes = { scales: { cost: { range: (u, low, high) => [0, (high || 1) * 1.1] }, y: { range: (u, low, high) => [0, (high || 1) * 1.1] } },
-    more: [{ scale: "cost", side: 1, size: 64, values: (u, values) => values.map((v) => (priced ? dollars(v) : number(v))) }] };
+    more: [{ scale: "cost", side: 1, size: 64, values: (u, values) => ticks(values, priced ? "$" : "") }] };
   const goal = policy.policy === "adaptive" ? policy.objective ?? "knee" : policy.policy;
   if (points.length < 2) {
     return html`<${Panel} title="Time and cost by replicas"><p class="quietly">${policy.policy === "static"
@@ -49,7 +49,7 @@ function Curve({ plan, priced, policy }) {
   }
   return html`<${Panel} title="Time and cost by replicas" note=${`chosen: ${plural(plan.chosen, "replica")} of generate (${goal})`}>
     <ul class="legend"><li><i class="ink-s1" aria-hidden="true"></i>T(N): seconds of the step</li><li><i class="ink-s3" aria-hidden="true"></i>C(N): its cost, ${unit}</li><li><i class="ring" aria-hidden="true"></i>chosen</li></ul>
-    <${Chart} key=${`${plan.chosen} ${points.length}`} title="Time and cost of the step by replicas of generate" x=${points.map((p) => p[0])} series=${series} height=${260} unit="replicas" axes=${axes} link=${false} marks=${ring(plan.chosen, series)} />
+    <${Chart} key=${JSON.stringify([plan.chosen, points])} title="Time and cost of the step by replicas of generate" x=${points.map((p) => p[0])} series=${series} height=${260} unit="replicas" axes=${axes} link=${false} marks=${ring(plan.chosen, series)} />
   </${Panel}>`;
 }
 
@@ -89,10 +89,9 @@ function Decided({ value }) {
   const shards = plan.shards.length;
   const facts = [
     ["Predicted step", plan.predicted_step_s ? duration(plan.predicted_step_s) : "no prediction"],
-    ["It took", actual.step_s ? duration(actual.step_s) : "not committed yet"],
+    ["It took, without validation", actual.step_s ? duration(actual.step_s) : "not committed yet"],
     ["Prediction was off by", error],
-    ["Predicted cost", plan.predicted_cost_usd ? dollars(plan.predicted_cost_usd) : "no prediction"],
-    ["It cost", actual.cost_usd ? dollars(actual.cost_usd) : "–"],
+    ...(actual.cost_usd || plan.predicted_cost_usd ? [["Predicted cost", plan.predicted_cost_usd ? dollars(plan.predicted_cost_usd) : "no prediction"], ["It cost", actual.cost_usd ? dollars(actual.cost_usd) : "–"]] : []),
     ["Shards", shards ? `${shards}, of ${Math.min(...plan.shards)} to ${Math.max(...plan.shards)} samples` : "none"],
     ["Handed on", plan.overlap ? `${plan.micro_batch} finished samples at a time, beside generation` : "when generation has ended"],
     ["Tail", plan.cut_below ? `cut when ${plural(plan.cut_below, "sample")} are left, moved to ${plural(plan.migrate_to, "replica")} of ${plan.tail}` : "not cut"],

@@ -9,6 +9,10 @@ export function liveSource(id) {
     metrics: (names, points) => ask(at("/metrics"), { name: names, points }),
     cost: () => ask(at("/cost"), { steps: false }),
     costSteps: (points) => ask(at("/cost/steps"), { points }),
+    reserved: () => ask(at("/reserved")),
+    health: () => ask(at("/health")),
+    prompt: (query) => ask(at("/prompt"), query),
+    where: (to_step, count) => ask(at("/where"), { to_step, count }),
     replicas: (query) => ask(at("/replicas"), query),
     plan: (step) => ask(at("/plan"), { step }),
     samples: (query) => ask(at("/samples"), query),
@@ -29,9 +33,17 @@ export function fixedSource(data) {
     metrics: (names) => later(pick(data.metrics, names)),
     cost: () => later(data.cost),
     costSteps: () => later(data.cost_steps),
+    reserved: () => later(data.reserved),
+    health: () => later(data.health),
+    prompt: ({ of = "training", step, group }) => {
+      const text = data.samples[of].find((s) => s.step === step)?.samples.find((s) => s.group === group)?.prompt;
+      const found = data.samples[of].map((s) => ({ step: s.step, samples: s.samples.filter((one) => one.prompt === text) }));
+      return later({ steps: found.filter((s) => s.samples.length) });
+    },
+    where: (to_step, count) => later({ steps: data.where.steps.filter((s) => to_step == null || s.step <= to_step).slice(-count) }),
     replicas: (query) => later(window_(data.replicas, query)),
     plan: (step) => later(data.plans.find((plan) => plan.step === step) ?? data.plans.at(-1) ?? NO_PLAN),
-    samples: (query) => later(samples(data.samples, query)),
+    samples: (query) => later(samples(data.samples[query.of ?? "training"], query)),
     events: ({ before, limit = 100, kind }) => {
       const kinds = kind?.length ? data.events.filter((event) => kind.includes(event.type)) : data.events;
       const older = before ? kinds.filter((event) => event.id < before) : kinds;
@@ -62,7 +74,7 @@ function window_(timelines, { from_s = 0, to_s = Infinity, most }) {
 function samples(steps, query) {
   const numbers = steps.map((entry) => entry.step);
   const entry = steps.findLast((one) => one.step <= (query.step ?? Infinity)) ?? steps.at(-1);
-  if (!entry) return { step: null, steps: [], total: 0, samples: [] };
+  if (!entry) return { step: null, steps: [], total: 0, samples: [], scores: [], groups: [] };
   const word = (query.contains ?? "").toLowerCase();
   const has = (text) => text.toLowerCase().includes(word);
   let found = entry.samples.filter(
@@ -70,7 +82,8 @@ function samples(steps, query) {
       (!word || has(s.prompt) || has(s.response)) &&
       (query.min_score == null || query.min_score === "" || s.score >= Number(query.min_score)) &&
       (query.max_score == null || query.max_score === "" || s.score <= Number(query.max_score)) &&
-      (!query.finish || s.finish === query.finish),
+      (!query.finish || s.finish === query.finish) &&
+      (query.group == null || s.group === query.group),
   );
   if (query.sort && query.sort !== "index") {
     const key = query.sort.replace("-", "");
@@ -79,5 +92,5 @@ function samples(steps, query) {
     found = [...found].sort((a, b) => place(a) - place(b));
   }
   const page = found.slice(query.offset, query.offset + query.limit);
-  return { step: entry.step, steps: [numbers[0], numbers.at(-1)], kept: numbers, total: found.length, samples: page };
+  return { ...entry, steps: [numbers[0], numbers.at(-1)], kept: numbers, total: found.length, samples: page };
 }

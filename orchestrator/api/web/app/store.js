@@ -17,6 +17,7 @@ export function openStore(id, source) {
     names: signal([]),
     shown: signal([]), // metrics that are drawn
     cost: signal(null),
+    reserved: signal(null), // the same steps on machines that are held
     costSteps: signal(null),
     events: signal([]), // newest first
     older: signal(null), // `before` of the next page; null: there is none
@@ -44,10 +45,11 @@ export function openStore(id, source) {
       });
     },
     async cost() {
-      const [cost, steps] = await Promise.all([source.cost(), source.costSteps(400)]);
+      const [cost, steps, reserved] = await Promise.all([source.cost(), source.costSteps(400), source.reserved()]);
       batch(() => {
         store.cost.value = cost;
         store.costSteps.value = steps;
+        store.reserved.value = reserved;
       });
     },
     async steps() {

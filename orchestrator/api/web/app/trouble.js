@@ -12,6 +12,13 @@ export function Trouble({ store, job }) {
         ? html`<b>Resume</b> goes on from step ${next}.`
         : `The server starts it again by itself, from step ${next}.`}</p></div>`;
   }
+  if (job.state === "queued") {
+    return html`<div class="trouble plain" role="status"><h2>In the queue</h2><p>It starts as soon as a job before it ends; the server runs only so many at a time. Nothing is paid for until then.</p></div>`;
+  }
+  if (job.state === "running" && job.step === null) {
+    const there = Object.entries(job.replicas).filter(([, n]) => n).map(([name, n]) => `${name} ${n}`).join(", ");
+    return html`<div class="trouble plain" role="status"><h2>Starting</h2><p>${there ? html`Replicas are there: ${there}.` : "The first start imports the libraries and reads the model, some ten seconds; no replica is paid for yet."} Figures come with the first committed step.</p></div>`;
+  }
   if (job.sample_failures > 0) {
     return html`<div class="trouble mild" role="status"><p>${plural(job.sample_failures, "sample was", "samples were")} dropped because
       the scorer failed. None of them became reward 0. The events say what the scorer said.</p></div>`;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.planner.keepalive import prewarm_at_s
+from orchestrator.planner.prewarm import prewarm_at_s
 
 
 def test_prewarm_is_ahead_by_a_start_that_rarely_takes_longer() -> None:

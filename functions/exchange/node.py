@@ -1,0 +1,166 @@
+"""A node's own copies of what lies in a durable store: written or read here once, the next reader finds it on its disk.
+
+    put   content-named --> store, then a file         get   file, checked --else--> store, then a file
+    any other key       --> store                      a miss, a file that is altered, a full disk: as without this tier
+
+Content-named are keys that end in the checksum of their value (`shard-00000.<xxh3-128>`, functions/weights/blobs.py):
+they never change, so a copy cannot be stale, and one whose bytes are others is seen. Parts of a value that were read
+are kept as such (`<checksum>.<start>.<length>`); a copy of the whole serves any part of it. The first read of a copy in
+a process checks all of it. Copies that were used longest ago go when there are more than `limit_bytes` of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from functions.base.wire import Ref
+from functions.exchange.base import Buffer, Corrupt, Exchange, ExchangeError, NotFound
+from functions.exchange.directory import DirectoryExchange
+
+ADDRESSED = re.compile(r".*\.([0-9a-f]{32})")
+DIRECTORY, LIMIT_GB = "RLHF_NODE_TIER", "RLHF_NODE_TIER_GB"
+"""In the environment of processes that have such a directory: the agent's (functions/server/agent.py)."""
+
+log = logging.getLogger(__name__)
+
+
+def with_node(store: Exchange, job: str) -> Exchange:
+    """`store` with the tier that this process's node has for `job`; without one, `store`."""
+    directory, limit_gb = os.environ.get(DIRECTORY, ""), float(os.environ.get(LIMIT_GB, "0"))
+    return NodeExchange(store, Path(directory) / job, int(limit_gb * 1e9)) if directory and limit_gb else store
+
+
+class NodeExchange:
+    """See `Exchange`: all guarantees are the store's. The tier itself never fails a call."""
+
+    def __init__(self, store: Exchange, directory: Path, limit_bytes: int) -> None:
+        self.store, self.directory, self.limit_bytes = store, directory, limit_bytes
+        self._checked: set[str] = set()
+        """Names of the copies of which this process has read all."""
+        self._said: set[str] = set()
+        self._files: DirectoryExchange | None = None
+        with self._tried("opened"):
+            self._files = DirectoryExchange(directory)
+
+    @property
+    def durable(self) -> Exchange:
+        return self
+
+    def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
+        ref = self.store.put(key, data, lifetime_s=lifetime_s)
+        if ref.checksum == _content(key):
+            self._keep(ref.checksum, data, ref.size_bytes)
+        return ref
+
+    def put_if_absent(
+        self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None
+    ) -> Ref | None:
+        return self.store.put_if_absent(key, data, lifetime_s=lifetime_s)
+
+    def get(self, key: str | Ref, *, start: int = 0, length: int | None = None) -> bytes:
+        path = key.key if isinstance(key, Ref) else key
+        content = _content(path)
+        if content is None:
+            return self.store.get(key, start=start, length=length)
+        part = content if start == 0 and length is None else f"{content}.{start}.{length}"
+        found = self._whole(part)
+        if found is None and part != content:
+            found = self._part(content, start, length)
+        if found is None:
+            found = self.store.get(key, start=start, length=length)
+            self._keep(part, found, len(found))
+        return found
+
+    def list(self, prefix: str) -> list[str]:
+        return self.store.list(prefix)
+
+    def wait(self, key: str, timeout_s: float) -> bool:
+        return self.store.wait(key, timeout_s)
+
+    def delete(self, prefix: str) -> int:
+        """Copies stay until they are the ones used longest ago: nobody asks for what no manifest names."""
+        return self.store.delete(prefix)
+
+    # --- copies ----------------------------------------------------------------------------------------------------
+
+    def _whole(self, name: str) -> bytes | None:
+        """A copy, all of it; None: there is none to be had. One of a whole value is what its name says."""
+        if self._files is None:
+            return None
+        with self._tried("read", name):
+            try:
+                data = self._files.get(name)
+                if "." not in name:  # a whole value: its checksum is its name
+                    self._files.get(Ref(name, len(data), name), length=0)
+            except NotFound:
+                return None
+            except Corrupt as error:
+                log.warning("node tier: %s; it is removed, and read from the store", error)
+                self._files.delete(name)
+                return None
+            self._checked.add(name)
+            self._use(name)
+            return data
+        return None
+
+    def _part(self, content: str, start: int, length: int | None) -> bytes | None:
+        """Of a copy of the whole value."""
+        if content not in self._checked:
+            whole = self._whole(content)
+            return None if whole is None else _within(whole, start, length)
+        with self._tried("read", content):
+            assert self._files is not None, "it was read before"
+            with contextlib.suppress(NotFound):
+                data = self._files.get(content, start=start, length=length)
+                self._use(content)
+                return data
+        return None
+
+    def _keep(self, name: str, data: Buffer | Sequence[Buffer], size_bytes: int) -> None:
+        if self._files is not None and size_bytes <= self.limit_bytes:
+            with self._tried("written", name):
+                self._make_room(size_bytes)
+                self._files.put(name, data)
+
+    def _make_room(self, size_bytes: int) -> None:
+        """For so many bytes more. Two writers at a time may go beyond the limit by what both write."""
+        copies = [(entry.stat(), entry.path) for entry in os.scandir(self.directory) if not entry.name.startswith("+")]
+        excess = sum(stat.st_size for stat, _ in copies) + size_bytes - self.limit_bytes
+        for stat, path in sorted(copies, key=lambda copy: copy[0].st_mtime):
+            if excess <= 0:
+                break
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+                excess -= stat.st_size
+
+    def _use(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self.directory / name)
+
+    @contextlib.contextmanager
+    def _tried(self, what: str, name: str = "") -> Iterator[None]:
+        """What goes wrong with the tier is said once in its kind, and is no failure of the exchange."""
+        try:
+            yield
+        except (ExchangeError, OSError, ValueError) as error:
+            if what not in self._said:
+                self._said.add(what)
+                log.warning("node tier: %s could not be %s: %s", name or self.directory, what, error)
+
+
+def _content(key: str) -> str | None:
+    """The checksum of the value, where the key names it."""
+    found = ADDRESSED.fullmatch(key.rpartition("/")[2])
+    return None if found is None else found[1]
+
+
+def _within(whole: bytes, start: int, length: int | None) -> bytes:
+    stop = len(whole) if length is None else start + length
+    if start < 0 or stop > len(whole):
+        raise ValueError(f"start {start}, length {length} reach outside the value's {len(whole)} bytes")
+    return whole[start:stop]

@@ -1,0 +1,5 @@
+"""`python -m functions.sandbox`: the sandbox as a service."""
+
+from functions.sandbox.server import main
+
+main()

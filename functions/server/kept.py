@@ -1,0 +1,73 @@
+"""A process that the agent keeps, in whatever state; what it takes, and what it has started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from functions.server.forked import Start
+from functions.server.lines import Lines
+
+PARK_S, WAKE_S = 120.0, 10.0
+"""Most that a process takes to leave its accelerator, and to say that it has heard that it is wanted."""
+
+State = Literal["working", "parking", "parked", "waking", "ending"]
+
+
+@dataclass(eq=False)
+class Replica:
+    """A process. `start` is that of its life, or the last one's while it is parked."""
+
+    number: int
+    keeper: int
+    pid: int
+    control: Lines
+    start: Start
+    begun_s: float
+    client: Lines | None
+    """Who uses it, and has not been told that it is gone; None: nobody, it is parked."""
+    state: State = "working"
+    since_s: float = 0.0
+    version: int = -1
+    resident_bytes: int = 0
+    following: tuple[Lines, Start] | None = None
+    """The start, and whose, that waits for it: to be awake, or first to be parked."""
+
+    def enter(self, state: State) -> None:
+        self.state, self.since_s = state, time.monotonic()
+
+    @property
+    def late_s(self) -> float:
+        """When it has taken too long for what it was told; never where it was told nothing."""
+        return self.since_s + {"parking": PARK_S, "waking": WAKE_S}.get(self.state, float("inf"))
+
+
+def identity(start: Start) -> str:
+    """What must be equal for a parked process to serve a start: everything but its name and log, the job's token and
+    the devices included."""
+    settings = {key: value for key, value in start.settings.items() if key not in ("name", "scratch")}
+    return json.dumps([settings, start.memory_gb, dict(start.env)], sort_keys=True)
+
+
+def started_by(replica: Replica) -> list[int]:
+    """Processes that it has started, and those that they left to its keeper."""
+    found = [int(pid) for path in Path(f"/proc/{replica.pid}/task").glob("*/children") for pid in _read(path).split()]
+    of_keeper = _read(Path(f"/proc/{replica.keeper}/task/{replica.keeper}/children")).split()
+    return found + [int(pid) for pid in of_keeper if int(pid) != replica.pid]
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that would be free without this process: what it shares is counted in parts (proc(5), Pss)."""
+    lines = _read(Path(f"/proc/{pid}/smaps_rollup")).splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def _read(path: Path) -> str:
+    """Nothing where the process has just ended."""
+    with contextlib.suppress(OSError):
+        return path.read_text()
+    return ""
