@@ -255,7 +255,7 @@ def _value_objective(
 ) -> tuple[Tensor, Metrics]:
     _check_finite(values, tensors, batch, "value")
     if params.advantage == "bradley_terry":
-        where = {"segment": tensors["segment"], "mask": tensors["mask"], "totals": totals}
+        where: dict[str, Any] = {"segment": tensors["segment"], "mask": tensors["mask"], "totals": totals}
         loss = aggregate(losses=-tensors["advantages"] * values, aggregation=params.aggregation, **where)
         return loss, {}
     return value_loss(
