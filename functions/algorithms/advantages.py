@@ -8,7 +8,8 @@
     gae                           generalised advantage estimation with a critic, whitened over the batch
     gigpo                         of the episode and of each turn: among those of the group, and those with its anchor
     distillation                  log pi_teacher - log pi_old at each token
-and in baselines.py opo, gpg, grpo_passk, gdpo, optimal_token_baseline, tir_optimal_token_baseline.
+in baselines.py opo, gpg, grpo_passk, gdpo, optimal_token_baseline, tir_optimal_token_baseline; in given.py sft, dpo,
+bradley_terry.
 
 Scores are [S]; token rewards, values, advantages and returns are [N]. Equal to the functions
 `compute_*_advantage*` of verl `verl/trainer/ppo/core_algos.py`, except for a group of one and a group of equal
@@ -23,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from functions.algorithms import baselines, names
+from functions.algorithms import baselines, given, names
 from functions.algorithms.estimate import Estimate, discounted, outcome, sequence_count, whiten
 from functions.algorithms.groups import GroupStats, group_stats
 from functions.algorithms.ragged import checked, checked_scores, per_token, to_flat, to_padded
@@ -185,5 +186,5 @@ def distillation(*, old_logprobs: Tensor, reference_logprobs: Tensor, segment: T
 
 Estimator = Callable[..., Estimate]
 ADVANTAGES: Mapping[str, Estimator] = {
-    name: globals().get(name) or getattr(baselines, name) for name in names.ADVANTAGES
+    name: (vars(given) | vars(baselines) | globals())[name] for name in names.ADVANTAGES
 }

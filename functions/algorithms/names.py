@@ -17,6 +17,9 @@ ADVANTAGES = (
     "gdpo",
     "optimal_token_baseline",
     "tir_optimal_token_baseline",
+    "sft",
+    "dpo",
+    "bradley_terry",
 )
 POLICY_LOSSES = (
     "vanilla",
@@ -34,6 +37,10 @@ POLICY_LOSSES = (
     "dro",
     "forward_kl_topk",
 )
+GIVEN = ("sft", "dpo", "bradley_terry")
+"""Of advantages: those of responses that a data set gives (given.py); nobody scores them,"""
+PAIRS = ("dpo", "bradley_terry")
+"""and those of pairs."""
 FIXED_AGGREGATION = dict.fromkeys(("gspo", "sapo", "geo_mean"), "seq-mean-token-mean")
 """Of losses that know one alone."""
 AGGREGATIONS = (

@@ -15,6 +15,7 @@ ADVANTAGE_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "gigpo": ("gamma", "step_weight", "divide", "epsilon"),
     "optimal_token_baseline": ("zero_tail",),
     "tir_optimal_token_baseline": ("zero_tail",),
+    "dpo": ("beta",),
 }
 """Of those that have any."""
 LOSS_OPTIONS: Mapping[str, tuple[str, ...]] = {

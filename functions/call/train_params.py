@@ -9,7 +9,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from functions.algorithms.names import ADVANTAGES, AGGREGATIONS, FIXED_AGGREGATION, KL_KINDS, POLICY_LOSSES
+from functions.algorithms.names import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    FIXED_AGGREGATION,
+    GIVEN,
+    KL_KINDS,
+    PAIRS,
+    POLICY_LOSSES,
+)
 from functions.algorithms.options import ADVANTAGE_OPTIONS, COVARIANCE, LOSS_OPTIONS, check_options, reject_bounds
 from functions.base.wire import Json
 from functions.call.params import parse
@@ -286,8 +294,12 @@ class TrainParams:
             raise ValueError("aggregation: seq-mean-token-sum-norm wants aggregation_norm or max_response_length")
         if self.objective == "value" and self.lora is not None:
             raise ValueError("lora: adapters are for the policy objective; a critic's head has to be trained whole")
-        if self.objective == "value" and self.advantage != "gae":
+        if self.objective == "value" and self.advantage not in ("gae", "bradley_terry"):
             raise ValueError(f"objective 'value' wants advantage 'gae', got {self.advantage!r}")
+        if self.advantage in PAIRS and not self.single_step:
+            raise ValueError(f"epochs and mini_batches: advantage {self.advantage!r} wants 1: its step is its batch")
+        if self.advantage in PAIRS and self.aggregation != "seq-mean-token-sum":
+            raise ValueError(f"aggregation: advantage {self.advantage!r} wants 'seq-mean-token-sum'")
         if self.cost is not None and self.advantage != "gae":
             raise ValueError(f"cost wants advantage 'gae', got {self.advantage!r}")
 
@@ -317,7 +329,7 @@ class TrainParams:
         change within it, or are part of what is trained on."""
         in_reward = self.kl is not None and self.kl.where == "reward"
         mean = self.correction is not None and self.correction.normalize
-        needed = in_reward or self.rejects or mean or self.advantage == "distillation"
+        needed = in_reward or self.rejects or mean or self.advantage in ("distillation", *PAIRS)
         return not self.single_step or needed or self.wants_more_of_old
 
     @property
@@ -331,6 +343,11 @@ class TrainParams:
         return self.repetition_penalty != 1 or bool(self.banned)
 
     @property
+    def given(self) -> bool:
+        """Whether a data set gives the responses: no engine has sampled them, and nobody scores them."""
+        return self.advantage in GIVEN
+
+    @property
     def token_baseline(self) -> bool:
         return self.advantage.endswith("optimal_token_baseline")
 
@@ -340,6 +357,8 @@ class TrainParams:
         step can begin while other groups are still generated (functions/train/streamed.py)."""
         if not self.single_step or self.cost or self.resample or ":" in self.advantage + self.loss:
             return False
+        if self.advantage in PAIRS:
+            return False
         if self.objective == "value":  # returns are not whitened; a fixed KL in the reward is the sample's own
             return self.kl is None or self.kl.target is None
         if self.wants_old:
@@ -347,7 +366,7 @@ class TrainParams:
         options = self.advantage_options
         if (self.advantage == "gae" and options.get("whiten_advantages", True)) or options.get("scale") == "batch":
             return False
-        return self.advantage in ("grpo", "dr_grpo", "rloo", "remax", "gae", "opo", "grpo_passk")
+        return self.advantage in ("grpo", "dr_grpo", "rloo", "remax", "gae", "opo", "grpo_passk", "sft")
 
     def to_json(self) -> Json:
         return asdict(self)

@@ -104,7 +104,12 @@ def pack_logprobs(
         raise ValueError("a head with both a soft cap and a scale of its logits is not known here")
     hidden, layer = states(model, pack), _layer(head, temperature)
     found: list[Tensor] = [*token_logprobs(hidden=hidden, targets=pack.targets, **layer)]
-    sampled = {"truncation": truncation, "targets": pack.targets, "penalties": penalties, "history": history}
+    sampled: dict[str, Any] = {
+        "truncation": truncation,
+        "targets": pack.targets,
+        "penalties": penalties,
+        "history": history,
+    }
     found.append(kept_mass(hidden=hidden.detach(), **sampled, **layer))
     if squares:
         found.append(squared_mass(hidden=hidden.detach(), **layer))

@@ -158,6 +158,7 @@ def targets(
         "values": batch.token.get(params.values),
         "baselines": batch.sample.get("baseline"),
         "old_logprobs": old_logprobs,
+        "old_values": old_logprobs if params.objective == "value" else None,
         "reference_logprobs": reference,
         "squared_mass": batch.squared_mass,
         "correction_weights": correction_weights,
@@ -240,7 +241,7 @@ def length_metrics(samples: SampleBatch) -> dict[str, float]:
 
 def _scores(batch: TrainBatch, params: TrainParams) -> Tensor:
     score = params.score
-    if params.advantage == "distillation":
+    if params.advantage == "distillation" or params.given:
         return batch.sample.get(score.column, torch.zeros(batch.count))
     scores = scale_scores(
         scores=batch.sample_column(score.column, f"advantage {params.advantage!r}"),

@@ -157,7 +157,7 @@ def optimize(
         old = _old_logprobs(state, batch, params, share_of(state, batch, batch.trained_rows(), params), progress)
         correction = whole_correction(batch, old, params)
         goal = targets(batch, params, old, state.carry, None if correction is None else correction.weights)
-        if old is not None and params.objective == "policy":
+        if old is not None and params.objective == "policy" and not params.given:
             _check_mismatch(batch, old, params)
         goal = selected(batch, goal, old, correction, params)
         kept = batch.mask if correction is None else correction.mask
@@ -206,7 +206,7 @@ def _one_step(
 
     state.optimizer.zero_grad()
     metrics = combine_metrics(state.ranks.gather(combine_metrics(add(own))))
-    if old is None and params.objective == "policy":
+    if old is None and params.objective == "policy" and not params.given:
         check_bound(metrics["rollout_corr/abs_diff_mean"], batch, params)
     return metrics | update(state, params, lambda: blame(gradients, [(batch, own.packs)]))
 
@@ -226,7 +226,7 @@ def _old_logprobs(
     only part of the distribution was sampled from. How much that is, nobody else says."""
     given, whole = batch.token.get("old_logprobs"), truncation(params) == WHOLE and not params.penalized
     enough = given is not None and whole and not params.wants_more_of_old
-    if not state.forward.policy or enough or (given is None and not params.wants_old):
+    if (not state.forward.policy and not params.given) or enough or (given is None and not params.wants_old):
         return given
     progress.stage("old log-probabilities", len(own.packs))
     old = state.ranks.sum(batch_logprobs(state.forward, own, batch, params, progress))

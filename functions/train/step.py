@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functions.algorithms.aggregation import Totals, batch_totals
+from functions.algorithms.aggregation import Totals, aggregate, batch_totals
 from functions.algorithms.correction import Correction, on_policy, rollout_correction
 from functions.algorithms.entropy import entropy_loss
 from functions.algorithms.kl import kl_loss
@@ -225,7 +225,7 @@ def _policy_objective(
     choosing = COVARIANCE.get(params.loss, {})
     options = {name: value for name, value in params.loss_options.items() if name not in choosing}
     loss, policy_metrics = call_with(named(params.loss, POLICY_LOSSES), available, options)
-    metrics = correction.metrics | policy_metrics
+    metrics = policy_metrics if params.given else correction.metrics | policy_metrics
     if params.kl is not None and params.kl.where == "loss":
         available = shared | {
             "reference_logprobs": tensors["ref_logprobs"],
@@ -254,6 +254,10 @@ def _value_objective(
     values: Tensor, tensors: Mapping[str, Tensor], totals: Totals, params: TrainParams, batch: TrainBatch
 ) -> tuple[Tensor, Metrics]:
     _check_finite(values, tensors, batch, "value")
+    if params.advantage == "bradley_terry":
+        where: dict[str, Any] = {"segment": tensors["segment"], "mask": tensors["mask"], "totals": totals}
+        loss = aggregate(losses=-tensors["advantages"] * values, aggregation=params.aggregation, **where)
+        return loss, {}
     return value_loss(
         values=values,
         old_values=tensors["values"],
@@ -285,9 +289,9 @@ def _of_pack(
     }
     if old_logprobs is not None:
         whole["old_logprobs"] = old_logprobs
-    if params.objective == "value":
+    if params.objective == "value" and not params.given:
         whole["values"] = batch.column(params.values, "the value objective")
-    elif params.kl is not None and params.kl.where == "loss":
+    elif params.objective == "policy" and params.kl is not None and params.kl.where == "loss":
         whole["ref_logprobs"] = batch.column("ref_logprobs", "kl")
     if params.loss == "forward_kl_topk" and params.objective == "policy":
         names = ("teacher_logprobs", "teacher_ids")

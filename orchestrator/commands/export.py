@@ -15,6 +15,7 @@ from orchestrator.base.outages import Outages
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.commands.arguments import run_directory
 from orchestrator.job.hub import HubId, push
+from orchestrator.recipes import find_recipe
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.journal import Journal
 from orchestrator.run.versions import export, export_adapter
@@ -52,6 +53,7 @@ def execute(given: Namespace) -> int:
 
 async def _export(run: RunDirectory, place: Path, adapter: bool, step: int | None) -> Path:
     job = run.job
+    product = find_recipe(job.recipe).product
     store = AsyncExchange(run.open_exchange(job), outages=Outages(0.0))
     journal = await Journal.open(store)
     last = next((record for record in journal.records if record.step == step), journal.last)
@@ -62,7 +64,7 @@ async def _export(run: RunDirectory, place: Path, adapter: bool, step: int | Non
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         if not adapter:
-            return await export(store, last.versions["actor"], place)
+            return await export(store, last.versions[product], place)
         base = HubId.parse(job.model.path)
         return await export_adapter(
             store, last.versions["actor"], place, job.model.path if base is None else base.repository

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -25,6 +25,13 @@ class PromptSet:
     tokens: Sequence[Sequence[int]]
     rows: Sequence[Json]
     first_group: int = 0
+    chat: Chat | None = field(default=None, compare=False)
+    """The tokenizer, for responses that the rows give."""
+
+    def given(self, columns: Sequence[str]) -> list[list[list[int]]]:
+        """Tokens of each prompt's responses in `columns`, each with the end of sequence. Raises DataError."""
+        assert self.chat is not None, "of a source"
+        return [[completion(self.chat, row, name) for name in columns] for row in self.rows]
 
     @property
     def groups(self) -> range:
@@ -38,6 +45,7 @@ class PromptSource:
     train: Tokenized
     held_out: Tokenized
     shuffle: bool
+    chat: Chat | None = None
 
     @classmethod
     def load(cls, job: JobConfig) -> PromptSource:
@@ -67,7 +75,7 @@ class PromptSource:
         def encoded(rows: Sequence[Row]) -> Tokenized:
             return tokenize(rows, encode, max_prompt_length=job.data.max_prompt_length, over_long=job.data.over_long)
 
-        return cls(encoded(train), encoded(held_out) if held_out else NOTHING, job.data.shuffle)
+        return cls(encoded(train), encoded(held_out) if held_out else NOTHING, job.data.shuffle, chat)
 
     @property
     def summary(self) -> str:
@@ -95,9 +103,19 @@ class PromptSource:
         if history["data"] != self.digest:
             raise DataError("data.train has changed since the job began; restore it, or start another run")
 
+    def check_given(self, columns: Sequence[str], longest: int) -> None:
+        """Raises DataError for a row without a response in one of `columns`, or with one of more tokens than that."""
+        for at in range(len(self.train.rows)) if columns else ():
+            row = self.train.rows[at]
+            assert self.chat is not None, "of load"
+            for name in columns:
+                count = len(completion(self.chat, row.to_json() | {"where": row.where}, name))
+                if count > longest:
+                    raise DataError(f"{row.where}: {name} has {count} tokens, rollout.max_response_length is {longest}")
+
     def draw(self, cursor: Cursor, size: int, *, first_group: int) -> tuple[PromptSet, Cursor]:
         drawn, cursor = next_batch(cursor, len(self.train.rows), size, shuffle=self.shuffle)
-        return _prompts(self.train, drawn, first_group), cursor
+        return replace(_prompts(self.train, drawn, first_group), chat=self.chat), cursor
 
     def validation(self) -> PromptSet:
         return _prompts(self.held_out, range(len(self.held_out.rows)), 0)
@@ -105,6 +123,20 @@ class PromptSource:
 
 def _prompts(data: Tokenized, at: Sequence[int], first_group: int) -> PromptSet:
     return PromptSet([data.tokens[i] for i in at], [data.rows[i].to_json() for i in at], first_group)
+
+
+def completion(chat: Chat, row: Json, name: str) -> list[int]:
+    """Tokens of a row's response, a text or the assistant's message, and the end of sequence. Raises DataError."""
+    value = row.get(name)
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+        value = value[0].get("content")
+    where = row.get("where", f"prompt {row['prompt_id']}")
+    if not isinstance(value, str):
+        raise DataError(f"{where}: {name} is {value!r:.60}, wants a text, or one message of the assistant")
+    end = chat.special.get("eos_token")
+    number = None if end is None else chat.tokenizer.token_to_id(end)
+    tokens = list(chat.tokenizer.encode(value, add_special_tokens=False).ids)
+    return tokens if number is None or tokens[-1:] == [number] else [*tokens, number]
 
 
 @dataclass

@@ -9,6 +9,7 @@ from orchestrator.recipes.cispo import cispo
 from orchestrator.recipes.dapo import dapo
 from orchestrator.recipes.distillation import distillation, topk_distillation
 from orchestrator.recipes.gigpo import gigpo
+from orchestrator.recipes.given import dpo, reward_model, sft
 from orchestrator.recipes.grpo import dr_grpo, grpo
 from orchestrator.recipes.gspo import gspo
 from orchestrator.recipes.ppo import ppo
@@ -34,6 +35,9 @@ RECIPES: dict[str, Recipe] = {
         safe_rlhf,
         distillation,
         topk_distillation,
+        sft,
+        dpo,
+        reward_model,
     )
 }
 

@@ -34,6 +34,10 @@ class Recipe:
     """What makes it this algorithm: TrainParams (functions/call/train_params.py); [algorithm] goes over it."""
     options: Mapping[str, Any]
     """What the dataflow itself reads, as `step.options`; [recipe_options] goes over them."""
+    given: tuple[str, ...] = ()
+    """Columns of the data set that hold the responses to learn from: none where the policy samples them."""
+    product: str = "actor"
+    """The model that the job makes."""
 
     @property
     def summary(self) -> str:
@@ -41,13 +45,19 @@ class Recipe:
 
 
 def recipe(
-    *, paper: str, models: tuple[str, ...] = ("actor",), options: Mapping[str, Any] | None = None, **settings: Any
+    *,
+    paper: str,
+    models: tuple[str, ...] = ("actor",),
+    options: Mapping[str, Any] | None = None,
+    given: tuple[str, ...] = (),
+    product: str = "actor",
+    **settings: Any,
 ) -> Callable[[Dataflow], Recipe]:
     """Makes a dataflow function a Recipe of the function's name."""
 
     def decorate(dataflow: Dataflow) -> Recipe:
         name: str = dataflow.__name__
-        return Recipe(name, dataflow, paper, models, settings, dict(options or {}))
+        return Recipe(name, dataflow, paper, models, settings, dict(options or {}), given, product)
 
     return decorate
 

@@ -226,7 +226,7 @@ class Loop:
             scores = await step.column("score", samples, columns)
             accuracy = await step.column("acc", samples, columns)
         report.metrics |= validation_metrics(held_out, accuracy or scores, scores, config.n)
-        report.observed[ACCURACY_GIVEN] = float(bool(accuracy))
+        report.observed[ACCURACY_GIVEN] = float(bool(accuracy) or not self.job.steps)
         if not self.job.steps:  # an evaluation: what was answered is all there is
             report.texts += context.report.texts
             texts = [json.loads(line) for ref in report.texts for line in (await self.store.get(ref)).splitlines()]

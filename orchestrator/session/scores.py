@@ -30,13 +30,13 @@ def validation_metrics(
     metrics: dict[str, float] = {}
     for source, groups in _by_source(prompts).items():
         for name, values in (("val-core/{}/acc/mean@{}", accuracy), ("val-core/{}/reward/mean@{}", scores)):
-            found = [value for group in groups for value in values.get(group, ())]
-            if found:
-                metrics[name.format(source, n)] = sum(found) / len(found)
+            flat = [value for group in groups for value in values.get(group, ())]
+            if flat:
+                metrics[name.format(source, n)] = sum(flat) / len(flat)
         for k in (2**i for i in range(n.bit_length()) if 1 < 2**i <= n):
-            enough = [values for group in groups if len(values := accuracy.get(group, ())) >= k]
+            enough = [found for group in groups if len(found := accuracy.get(group, ())) >= k]
             if enough:
-                best = sum(best_of(values, k) for values in enough) / len(enough)
+                best = sum(best_of(each, k) for each in enough) / len(enough)
                 metrics[f"val-core/{source}/acc/best@{k}/mean"] = best
     return metrics
 
@@ -50,11 +50,11 @@ def majority_metrics(prompts: PromptSet, texts: Sequence[Json], n: int) -> dict[
             groups.setdefault(text["group"], []).append(text)
     metrics = {}
     for source, members in _by_source(prompts).items():
-        right = []
+        right = list[float]()
         for samples in (groups[group] for group in members if group in groups):
             said = [str(text.get("pred", text["response"])).strip() for text in samples]
             chosen = said.index(Counter(said).most_common(1)[0][0])
-            right.append(samples[chosen].get("acc", samples[chosen]["score"]))
+            right.append(float(samples[chosen].get("acc", samples[chosen]["score"])))
         if right and n > 1:
             metrics[f"val-core/{source}/acc/maj@{n}/mean"] = sum(right) / len(right)
     return metrics

@@ -73,6 +73,7 @@ def prepare(job: JobConfig) -> Prepared:
     job = localized(named)
     settings, specs = check(job, recipe)
     source = PromptSource.load(job)
+    source.check_given(recipe.given, job.rollout.max_response_length)
     check_room(job, function_limits(job, specs), source.longest)
     check_tests(job, [*source.train.rows, *source.held_out.rows])
     return Prepared(job, named, recipe, settings, source, specs)
@@ -182,7 +183,7 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
         if not job.steps:
             return path
         best = None if job.checkpoints.best is None else best_record(journal.records, job.checkpoints.best)
-        return await export(store, (best or journal.records[-1]).versions["actor"], path / "model")
+        return await export(store, (best or journal.records[-1]).versions[run.prepared.recipe.product], path / "model")
 
 
 async def open_store(directory: RunDirectory, job: JobConfig, outages: Outages) -> Exchange:

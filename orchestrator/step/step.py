@@ -34,6 +34,7 @@ from orchestrator.job.prompts import PromptSet
 from orchestrator.step.context import Context
 from orchestrator.step.dataflow import Samples, Scores
 from orchestrator.step.generate import Generation
+from orchestrator.step.given import put_given
 from orchestrator.step.preload import penalty_models
 from orchestrator.step.score import Scoring, put_baselines, read_column
 from orchestrator.step.train import Training
@@ -60,6 +61,15 @@ class Step:
         of, count = prompts or self.prompts, self._context.job.rollout.n if n is None else n
         samples = Samples(of.groups, count)
         self._context.fill(samples, Generation(self._context, name, of, count, planned, temperature).run(samples))
+        return samples
+
+    def given(self, *columns: str, at_end: bool = False) -> Samples:
+        """The responses that the rows of the step's prompts give in `columns`, as samples: that many of each prompt.
+
+        `at_end`: only the place after the last token trains, where a reward model's score is read.
+        """
+        samples = Samples(self.prompts.groups, len(columns))
+        self._context.fill(samples, put_given(self._context, self.prompts, columns, samples, at_end=at_end))
         return samples
 
     def reward(self, samples: Samples, prompts: PromptSet | None = None, *, name: str = "reward") -> Scores:

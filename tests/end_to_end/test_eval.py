@@ -16,7 +16,7 @@ from orchestrator.run.journal import Record
 from orchestrator.session.scores import best_of, best_record, check_metric, majority_metrics, stopped_early
 from tests.support.tiny_job import command, make_job
 
-METRIC = "val-core/sums/acc/mean@1"
+METRIC = "val-core/sums/reward/mean@1"
 
 
 def test_the_best_version_is_kept_and_evaluated(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_the_best_version_is_kept_and_evaluated(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["metrics"][METRIC] == pytest.approx(metrics[0][METRIC])
-    assert result["metrics"]["val-core/other/acc/mean@1"] == pytest.approx(metrics[0][METRIC])
+    assert result["metrics"]["val-core/other/reward/mean@1"] == pytest.approx(metrics[0][METRIC])
     assert result["replica_s"] > 0
     assert len((place / "samples" / "000000.jsonl").read_text().splitlines()) == 2 * len(rows)
     assert not (place / "model").exists()
@@ -78,7 +78,7 @@ def test_the_first_of_the_highest_is_best_and_patience_counts_validations() -> N
     assert best_record(records(None), METRIC) is None
     assert [stopped_early(seen[:n], METRIC, 2) for n in range(1, 7)] == [False] * 5 + [True]
     assert not stopped_early(records(0.1, 0.2, 0.3), METRIC, 1)
-    with pytest.raises(RunError, match="no metric 'acc' in this job's validation; it has val-core/sums/acc/mean@1"):
+    with pytest.raises(RunError, match="no metric 'acc' in this job's validation; it has val-core/sums/reward/mean@1"):
         check_metric({METRIC: 0.0, "other": 1.0}, "acc")
 
 

@@ -28,7 +28,7 @@ def test_a_scorer_arrives_as_it_was_when_the_job_began(tmp_path: Path, monkeypat
     file = tmp_path / "reward.py"
     file.write_text("def score(solution_str):\n    return 7\n")
     given = job("reward.py:score", tmp_path)
-    ours = {"actor": TrainParams(advantage="grpo", loss="gspo", epochs=2)}
+    ours = {"actor": TrainParams(advantage="grpo", loss="gspo", aggregation="seq-mean-token-mean", epochs=2)}
     told, settings = asyncio.run(carry(AsyncExchange(exchange), given, ours))
     file.unlink()
     assert settings == ours, "names of ours stay"

@@ -100,7 +100,7 @@ def test_a_rule_scores_each_sample_against_its_own_row(bench: Bench) -> None:
     assert scores == {"score": {(0, 0): 1.0, (0, 1): 0.0, (1, 0): 1.0, (1, 1): 1.0}}
     texts = [json.loads(line) for line in bench.exchange.get(Ref.from_json(data["texts"])).splitlines()]
     first = {"group": 0, "index": 0, "prompt": "0?", "response": "4", "score": 1.0, "finish": "stop", "version": 0}
-    assert texts[0] == first | {"tokens": 2, "pred": "4"}  # the special token counts, and is not in the text
+    assert texts[0] == first | {"tokens": 2, "pred": "4", "ground_truth": "4"}  # the special token counts
     assert [t["score"] for t in texts] == [1.0, 0.0, 1.0, 1.0]
 
 
