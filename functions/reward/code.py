@@ -1,5 +1,5 @@
 """Code scored by tests, in a sandbox: `rule:code` (1.0 where every test passes), `rule:code_fraction` (the share that
-passes). Each test is a run of its own.
+passes). Each test is a run of its own; those of a function are one run.
 
 The code is the response's last fenced block in Python, else its last fenced block, else all of it; thoughts
 (<think>...</think>) left out. The tests of a row stand in one of FIELDS, or are its ground truth; they are, as text in
@@ -33,7 +33,7 @@ from typing import Any
 
 from functions.call.function import FatalError
 from functions.reward.scorer import Failed, Item, Scored
-from functions.sandbox.program import Limits, Program, Sandbox, SandboxError
+from functions.sandbox.program import Limits, Program, Result, Sandbox, SandboxError
 
 FIELDS = ("tests", "test_cases", "verification_info", "input_output", "test_list", "test", "private_test_cases",
           "public_test_cases")  # fmt: skip
@@ -54,16 +54,17 @@ exec("from typing import *; from collections import *; from functools import *; 
      "heapq, bisect, sys, os, json, operator, copy, datetime", module.__dict__)
 with open("solution.py") as file:
     exec(compile(file.read(), "/tmp/solution.py", "exec"), module.__dict__)
-value = None
-if told["function"]:
-    named = module.__dict__.get("Solution")
-    function = getattr(named(), told["function"]) if named else module.__dict__[told["function"]]
-    value = function(*told["arguments"])
-else:
+if told["statements"]:
     exec(compile(told["statements"], "/tmp/test.py", "exec"), module.__dict__)
-value = json.dumps(value, default=list)
-sys.stdout.flush()
-sys.stdout.write("\\n" + told["mark"] + value + "\\n")
+    print("\\n" + told["mark"] + "null", flush=True)
+for number, arguments in enumerate(told["arguments"]):
+    try:
+        named = module.__dict__.get("Solution")
+        function = getattr(named(), told["function"]) if named else module.__dict__[told["function"]]
+        value = json.dumps(function(*arguments), default=list)
+    except Exception:
+        continue
+    print(f"\\n{told['mark']}{number} {value}", flush=True)
 """
 
 
@@ -77,18 +78,32 @@ class Test:
     statements: str = ""
 
     def passed(self, code: str, sandbox: Sandbox, limits: Limits) -> bool:
-        """Raises SandboxError."""
-        if not self.function and not self.statements:
+        """Of a program or of statements. Raises SandboxError."""
+        if not self.statements:
             result = sandbox.run(Program(code, stdin=self.given, limits=limits))
             return result.ok and same_output(result.stdout, self.wanted)
-        mark = secrets.token_hex(16)
-        told = {"function": self.function, "arguments": self.given, "statements": self.statements, "mark": mark}
-        files = {"solution.py": code.encode("utf-8", "surrogatepass"), "test.json": json.dumps(told).encode()}
-        result = sandbox.run(Program(HARNESS, files=files, limits=limits))
-        _, marked, value = result.stdout.rpartition(f"\n{mark}")
-        if not (result.ok and marked):
-            return False
-        return not self.function or same_value(value, self.wanted)
+        mark, result = _harnessed(code, sandbox, limits, statements=self.statements)
+        return result.ok and f"\n{mark}null\n" in result.stdout
+
+
+def _harnessed(
+    code: str, sandbox: Sandbox, limits: Limits, *, statements: str = "", function: str = "",
+    arguments: Sequence[Any] = (),
+) -> tuple[str, Result]:  # fmt: skip
+    """The word before each value, which the code does not know, and the run."""
+    mark = secrets.token_hex(16)
+    told = {"function": function, "arguments": list(arguments), "statements": statements, "mark": mark}
+    files = {"solution.py": code.encode("utf-8", "surrogatepass"), "test.json": json.dumps(told).encode()}
+    return mark, sandbox.run(Program(HARNESS, files=files, limits=limits))
+
+
+def functions_passed(tests: Sequence[Test], code: str, sandbox: Sandbox, limits: Limits) -> int:
+    """How many of a function's tests pass, all in one run; those before a limit count. Raises SandboxError."""
+    mark, result = _harnessed(
+        code, sandbox, limits, function=tests[0].function, arguments=[test.given for test in tests]
+    )
+    values = dict(re.findall(rf"^{mark}(\d+) (.*)$", result.stdout, re.MULTILINE))
+    return sum(same_value(values.get(str(i), ""), test.wanted) for i, test in enumerate(tests))
 
 
 @dataclass(frozen=True)
@@ -120,7 +135,9 @@ class CodeScorer:
     def _score(self, item: Item, tests: Sequence[Test]) -> Scored | Failed:
         code, passed = code_of(item.response), 0
         try:
-            for test in tests:
+            if tests[0].function:
+                passed = functions_passed(tests, code, self.sandbox, self.limits)
+            for test in () if tests[0].function else tests:
                 if test.passed(code, self.sandbox, self.limits):
                     passed += 1
                 elif not self.fraction:
@@ -214,14 +231,13 @@ def _tests(value: Any, entry_point: str, before: str) -> list[Test]:
             raise ValueError(f"language {language!r}: rule:code runs python")
         if "test_cases" in value:
             return _tests(value["test_cases"], entry_point, before)
-        asserts = _tests(list(value["assert_case"]), entry_point, before) if value.get("assert_case") else []
-        if asserts and not value.get("inputs"):
-            return asserts
+        if value.get("assert_case"):
+            return _tests(list(value["assert_case"]), entry_point, before)
         inputs, outputs = value["inputs"], value["outputs"]
         if len(inputs) != len(outputs):
             raise ValueError(f"{len(inputs)} inputs, {len(outputs)} outputs")
         function = str(value.get("fn_name") or "")
-        return [_test(given, wanted, function) for given, wanted in zip(inputs, outputs, strict=True)] + asserts
+        return [_test(given, wanted, function) for given, wanted in zip(inputs, outputs, strict=True)]
     if not isinstance(value, Sequence):
         raise ValueError(f"{type(value).__name__}; wants an object or a list")
     found: list[Test] = []
@@ -240,6 +256,8 @@ def _tests(value: Any, entry_point: str, before: str) -> list[Test]:
         if kind.startswith("function") != bool(function):
             raise ValueError(f"a test of type {kind!r} {'with' if function else 'without'} a function's name")
         found.append(_test(case["input"], case["output"], function))
+    if len({test.function for test in found}) > 1:
+        raise ValueError("tests of several functions, or of programs and functions; wants those of one")
     return found
 
 

@@ -30,6 +30,7 @@ from functions.models.pretrained import pick_device
 from functions.train.batch import NOTHING_LEFT, Targets, TrainBatch, after_entropy, build, targets
 from functions.train.feed import Feed
 from functions.train.gang import ALONE, GangParams, Ranks, meet
+from functions.train.measured import memory, rank_tokens, reset_peak
 from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
 from functions.train.progress import Progress
@@ -119,6 +120,7 @@ class TrainFunction:
             state = held if warm and alone and held is not None else load(parent, params, context, self._device, ranks)
         try:
             with context.phase("train"):
+                reset_peak(self._device)
                 if feed is not None and feed.stream:
                     metrics, stats, carry, mismatch = optimize_streamed(state, feed.batches(ranks), params, context)
                 else:
@@ -130,7 +132,7 @@ class TrainFunction:
         except (FatalError, ValueError) as error:
             raise FatalError(f"step {call.step}, weights {label(parent)}: {error}") from error
         context.check()
-        result: Json = {"metrics": metrics, "stats": stats}
+        result: Json = {"metrics": metrics, "stats": stats | memory(self._device, ranks)}
         made = version()
         if params.objective == "policy" and ranks.rank == 0:
             result["mismatch"] = context.exchange.durable.put(f"{call.prefix}mismatch", mismatch.encode()).to_json()
@@ -143,7 +145,7 @@ class TrainFunction:
 
 def optimize(
     state: TrainState, batch: TrainBatch, params: TrainParams, context: Context
-) -> tuple[dict[str, float], dict[str, int], dict[str, float]]:
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """Improves `state` in place; (metrics, stats, carry). FatalError or ValueError: it must not be used any more."""
     check_versions(batch.samples, state.version, params)
     prefix, progress = "actor" if params.objective == "policy" else "critic", Progress(context)
@@ -158,11 +160,12 @@ def optimize(
         given, drawn = batch, draw(batch, params)
         if drawn is not None:
             batch, goal, old, kept = redrawn(batch, goal, old, kept, drawn)
-        parts, computed = list[dict[str, float]](), 0
+        parts, computed, worked = list[dict[str, float]](), 0, 0
         for epoch in range(params.epochs):
             for number, rows in enumerate(mini_batches(batch, params.mini_batches)):
                 own = share_of(state, batch, rows, params)
                 computed += own.tokens
+                worked += sum(pack.tokens.numel() for pack in own.packs)
                 progress.stage(f"epoch {epoch + 1}, mini-batch {number + 1}", len(own.packs))
                 parts.append(_one_step(state, own, rows, batch, goal, old, kept, params, progress))
     metrics = {name: _over_steps(name, parts) for name in parts[0]} | goal.metrics
@@ -173,7 +176,7 @@ def optimize(
     done = {"optimizer_steps": len(parts), "packs": own.count, "computed_tokens": computed}
     done |= {"shared_prefix": int(prefix_shared(state, batch))}
     finite, stats = told(state, given, metrics)
-    return finite, stats | done, carry
+    return finite, stats | done | rank_tokens(state, batch, worked), carry
 
 
 def _one_step(
@@ -217,7 +220,7 @@ def _old_logprobs(
 ) -> Tensor | None:
     """Log-probabilities of the weights before the step, where it wants them: those that came with the samples, unless
     only part of the distribution was sampled from. How much that is, nobody else says."""
-    given, whole = batch.token.get("old_logprobs"), truncation(params) == WHOLE
+    given, whole = batch.token.get("old_logprobs"), truncation(params) == WHOLE and not params.penalized
     enough = given is not None and whole and not params.wants_more_of_old
     if not state.forward.policy or enough or (given is None and not params.wants_old):
         return given

@@ -25,6 +25,7 @@ from functions.call.train_params import TrainParams
 from functions.models.packing import Pack
 from functions.train.batch import Targets, TrainBatch, after_entropy, build, masked, targets
 from functions.train.feed import Intake
+from functions.train.measured import rank_tokens
 from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
 from functions.train.progress import Progress
@@ -37,7 +38,7 @@ Metrics = dict[str, float]
 
 def optimize_streamed(
     state: TrainState, batches: Iterator[Sequence[FeedPart]], params: TrainParams, context: Context
-) -> tuple[Metrics, dict[str, int], dict[str, float], Columns]:
+) -> tuple[Metrics, dict[str, float], dict[str, float], Columns]:
     """As `optimize`: improves `state` in place; (metrics, stats, carry, mismatch by sample).
 
     FatalError, ValueError or WireError: the state must not be used any more.
@@ -66,6 +67,8 @@ def optimize_streamed(
     finite, stats = told(state, whole, metrics | goal.metrics)
     stats |= {"optimizer_steps": 1, "packs": sum(own.count for _, _, own in done), "fed_batches": len(done)}
     stats |= {"computed_tokens": sum(own.tokens for _, _, own in done)}
+    worked = sum(pack.tokens.numel() for _, _, own in done for pack in own.packs)
+    stats |= rank_tokens(state, whole, worked)
     carry = after_entropy(params, goal.carry, finite.get("actor/entropy", 0.0))
     return finite, stats, carry, mismatch_columns([batch for batch, _, _ in done], state.ranks)
 

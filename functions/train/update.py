@@ -73,7 +73,9 @@ def update(state: TrainState, params: TrainParams, blame: Callable[[], str]) -> 
     return {f"{prefix}/grad_norm": float(norm), f"{prefix}/lr": state.optimizer.step(params.optimizer, norm)}
 
 
-def told(state: TrainState, batch: TrainBatch, metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, int]]:
+def told(
+    state: TrainState, batch: TrainBatch, metrics: Mapping[str, float]
+) -> tuple[dict[str, float], dict[str, float]]:
     """What a step says: its finite metrics, and counts of its batch."""
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     return finite, {

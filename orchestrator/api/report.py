@@ -79,7 +79,7 @@ def report_data(directory: RunDirectory) -> Json:
         "health": health_of(job.config, rows),
         "where": where_of(job.config, rows[-PLANS:]),
         "replicas": _timelines(path, job.config.function, alive),
-        "plans": [plan_of(planned, books, step) for step in steps],
+        "plans": [plan_of(planned, rows, step) for step in steps],
         "samples": {of: _samples(path / "samples", of) for of in PREFIX},
         "events": json.loads(redacted(json.dumps(page["events"]))),
         "checkpoints": checkpoints_of(job, path),

@@ -203,7 +203,7 @@ def view_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         id: JobId, step: Annotated[int | None, Query(ge=0, le=10**9, description="Default: the last planned")] = None
     ) -> dict[str, Any]:
         where = directory(id)
-        return plan_of(plan_rows.read(where / PLANS), books.read(where / "cost.json"), step)
+        return plan_of(plan_rows.read(where / PLANS), metric_rows.read(where / "metrics.jsonl"), step)
 
     @router.get(
         "/{id}/event-log", operation_id="listEvents", summary="Past events, newest first",

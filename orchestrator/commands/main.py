@@ -21,8 +21,8 @@ from importlib import import_module, metadata
 from orchestrator.base.errors import OrchestratorError
 
 COMMANDS = (
-    "init", "run", "resume", "status", "cost", "cancel", "export", "plan", "simulate", "serve", "submit", "top",
-    "report", "logs", "recipes", "doctor",
+    "init", "run", "resume", "status", "cost", "cancel", "export", "eval", "plan", "simulate", "serve", "submit", "top",
+    "report", "logs", "recipes", "doctor", "serve-model", "chat", "sample",
 )  # fmt: skip
 """In the order of `--help`."""
 
@@ -59,7 +59,7 @@ def _parser(verbs: Sequence[str]) -> ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(required=True, metavar="command")
     for verb in verbs:
-        module = import_module(f"orchestrator.commands.{verb}")
+        module = import_module(f"orchestrator.commands.{verb.replace('-', '_')}")
         command = commands.add_parser(
             verb, help=module.HELP, description=module.__doc__, epilog=f"example:\n  {module.EXAMPLE}",
             formatter_class=RawDescriptionHelpFormatter,

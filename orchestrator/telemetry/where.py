@@ -27,9 +27,9 @@ WORDS = {"tail": "waiting for the tail"}
 FIRST = ("generating", "training", "scoring", "publishing", "reading", "loading", "starting")
 METRIC, COLD, UNEVEN = "step_time_s/", "step_time_s/saved/keep_warm", "step_time_s/saved/even_tail"
 PHASES = {
-    "start": "starting", "fetch": "loading", "fetch delta": "loading", "load": "loading", "read": "reading",
-    "generate": "generating", "score": "scoring", "forward": "scoring", "train": "training", "publish": "publishing",
-    "compare": "publishing",
+    "start": "starting", "fetch": "loading", "fetch delta": "loading", "start engine": "loading", "load": "loading",
+    "read": "reading", "generate": "generating", "score": "scoring", "forward": "scoring", "train": "training",
+    "publish": "publishing", "compare": "publishing",
 }  # fmt: skip
 KINDS = {"generate": "generating", "reward": "scoring", "reference": "scoring", "train": "training"}
 WORTH = 0.1
@@ -120,9 +120,10 @@ def advice(metrics: Mapping[str, float], *, policy: str, warm: bool) -> str:
         (metrics[UNEVEN], ("tail",), f"samples that end together would save about {{}}{even}"),
     ]
     if max(said)[0] < WORTH * step_s:  # nothing but more replicas, which cost more
+        more = "functions.{}.replicas" if policy == "static" else 'planner.objective = "speed"'
         functions = {"generating": "generate", "training": "train", "scoring": "reward"}
         said = [
-            (parts[part] / 2, (part,), f"twice the functions.{name}.replicas would save at most {{}}")
+            (parts[part] / 2, (part,), f"twice the replicas ({more.format(name)}) would save at most {{}}")
             for part, name in functions.items()
         ]
     saved_s, names, how = max(said)

@@ -12,21 +12,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from functions.base.wire import Version
+from orchestrator.api.desired import Desired
+from orchestrator.api.jobs import Job
+from orchestrator.api.summary import Summary
+from orchestrator.api.view_routes import checkpoints_of
 from orchestrator.api.views.costs import cost_columns
 from orchestrator.api.views.log import event_page, last_lines
 from orchestrator.api.views.plan import plan_of
 from orchestrator.api.views.tail import Tails
-from orchestrator.api.views.texts import Filter, chosen
+from orchestrator.api.views.texts import Filter, chosen, groups_of, kept_steps, same_prompt
 from orchestrator.api.views.thin import Names, columns, parts, thinned
 from orchestrator.api.views.timeline import Timelines
 from orchestrator.api.views.trace import Lane, TraceFile, place
+from orchestrator.job.config import parse_job
 from orchestrator.planner.base import CurvePoint, StepPlan
 from orchestrator.platforms.base import Replica, Usage
+from orchestrator.run.events import RunEvent
 from orchestrator.run.ledger import Books, Cost, StepCost, together
 from orchestrator.telemetry.now import Now
 from orchestrator.telemetry.plans import Plans
 from orchestrator.telemetry.trace import JOB, Trace, TraceSpan
 
+CONFIG = {"name": "a", "steps": 3, "model": {"path": "model"}, "data": {"train": "train.jsonl"}}
 NO_BOOKS = Books([], together([]), StepCost(1), 1)
 
 
@@ -218,6 +226,46 @@ def test_samples_by_filter_and_order() -> None:
     assert [s.get("score") for s in chosen(samples, Filter(), "score")] == [0.5, 1.0, None]
 
 
+def test_the_same_prompt_over_the_steps_and_groups_with_their_deviation(tmp_path: Path) -> None:
+    def kept(step: int, *prompts: str, of: str = "") -> None:
+        lines = [
+            {"group": k, "prompt": text, "response": f"to {text}", "score": step} for k, text in enumerate(prompts)
+        ]
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        (tmp_path / f"{of}{step:06d}.jsonl").write_text(text)
+
+    for step in range(1, 31):
+        kept(step, "é?", "é? and more") if step % 2 else kept(step, "else")
+    kept(4, "é?", of="validation-")
+    assert kept_steps(tmp_path) == list(range(1, 31))
+    found = same_prompt(tmp_path, "é?", "training")
+    assert [(one["step"], len(one["samples"])) for one in found] == [(step, 1) for step in range(1, 30, 2)]
+    assert (
+        [one["step"] for one in same_prompt(tmp_path, "é?", "validation")] == [4] == kept_steps(tmp_path, "validation")
+    )
+    assert same_prompt(tmp_path, "never", "training") == []
+    scored: list[dict[str, Any]] = [{"group": g, "score": s} for g, s in ((0, 1), (0, 4), (1, 2), (1, None))]
+    assert groups_of(scored) == [
+        {"group": 0, "count": 2, "mean": 2.5, "deviation": pytest.approx(4.5**0.5)},
+        {"group": 1, "count": 1, "mean": 2.0, "deviation": 0.0},
+    ]
+
+
+def test_a_checkpoint_is_listed_once(tmp_path: Path) -> None:
+    versions = {"actor": {"model": "actor", "number": 1, "call": "0123456789ab"}}
+    summary = Summary()
+    for id, step in enumerate((0, 1, 1, 2)):  # a step's event comes once more after a kill
+        summary.add(RunEvent(id, 5.0, "step", {"step": step, "cost_usd": 0.0, "metrics": {}, "versions": versions}))
+    config = parse_job(CONFIG, base=tmp_path)
+    job = Job("a", Desired("a", 0.0), config, summary, False)
+    blob = tmp_path / Version.from_json(versions["actor"]).prefix / "tensors" / "0"
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(bytes(700))
+    listed = checkpoints_of(job, tmp_path)["checkpoints"]
+    assert [(one["step"], one["bytes"]) for one in listed] == [(0, 700), (1, 700), (2, 700)]
+    assert checkpoints_of(job, tmp_path / "elsewhere")["checkpoints"][0]["bytes"] is None
+
+
 def test_the_last_plan_of_a_step_counts(tmp_path: Path) -> None:
     curve = [CurvePoint(1, 10.0, 0.2, 10.0), CurvePoint(2, 6.0, 0.25, 12.0)]
     for chosen_replicas in (1, 2):
@@ -228,12 +276,12 @@ def test_the_last_plan_of_a_step_counts(tmp_path: Path) -> None:
             file.write(b'{"step": 2, "half')  # killed while it wrote
     lines = Tails().read(tmp_path / "plans.jsonl")
     assert len(lines) == 2
-    books = Books([StepCost(1, 7.0, {"generate": Cost(usd=0.3)})], together([]), StepCost(2), 1)
-    found = plan_of(lines, books, None)
+    rows = [{"step": 1, "planner/step_s": 7.0, "planner/cost_usd": 0.3, "timing_s/step": 9.0}]
+    found = plan_of(lines, rows, None)
     assert (found["step"], found["plan"]["chosen"], found["plan"]["shards"]) == (1, 2, [2, 1])
     assert found["plan"]["curve"] == [[1, 10.0, 0.2, 10.0], [2, 6.0, 0.25, 12.0]]
     assert found["actual"] == {"step_s": 7.0, "cost_usd": 0.3}
-    assert plan_of(lines, books, 5)["plan"] is None
+    assert plan_of(lines, rows, 5)["plan"] is None
 
 
 @given(limit=st.integers(1, 7), kinds=st.sampled_from([None, ["note"], ["stage", "step"]]))

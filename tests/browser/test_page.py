@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Open, Ran
+from tests.api.conftest import wait_for
+from tests.browser.conftest import Open, Ran, state_of
 from tests.support.tiny_job import command
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
@@ -55,10 +56,28 @@ def test_what_the_page_shows_is_what_the_api_says(ran: Ran, visit: Open) -> None
     loaded(page)
     with ran.served.client() as api:
         job = api.get(f"/v1/jobs/{ran.id}").json()
+        cost = api.get(f"/v1/jobs/{ran.id}/cost").json()
+        where = api.get(f"/v1/jobs/{ran.id}/where").json()
+        signs = api.get(f"/v1/jobs/{ran.id}/health").json()["signs"]
         score = api.get(f"/v1/jobs/{ran.id}/metrics", params={"name": "critic/score/mean"}).json()
     tiles = page.locator(".tiles").inner_text()
     assert "5 / 5" in tiles
-    assert "under serverful" in tiles.replace("\n", " ") or "over serverful" in tiles.replace("\n", " ")
+    with ran.served.client() as api:  # simulated beside the server, told when it is there
+        wait_for(lambda: api.get(f"/v1/jobs/{ran.id}/reserved").json()["steps"], what="reserved machines")
+        reserved = api.get(f"/v1/jobs/{ran.id}/reserved").json()
+    page.reload()
+    loaded(page)
+    change = reserved["used"]["usd"] / reserved["dedicated"]["usd"] - 1
+    said = f"{abs(100 * change):.0f} % {'under' if change < 0 else 'over'} dedicated"
+    expect(page.locator(".tiles")).to_contain_text(said)
+    assert f"${sum(c['usd'] for c in cost['functions'].values()):.2g}"[:6] in tiles, tiles
+    assert "Validation score" in tiles, "the scorer gives no acc"
+    bars = page.locator(".where li")
+    expect(bars).to_have_count(len(where["steps"]))
+    last = where["steps"][-1]
+    seconds = float(bars.last.locator(".took").inner_text().split()[0])
+    assert seconds == pytest.approx(sum(last["parts"].values()), rel=5e-3)
+    expect(page.locator(".health .sign")).to_have_count(len(signs))
     assert float(page.locator(".tile strong").nth(1).inner_text()) == pytest.approx(
         job["metrics"]["critic/score/mean"], rel=5e-3
     )
@@ -97,6 +116,54 @@ def test_samples_are_filtered_sorted_and_paged_by_the_server(ran: Ran, visit: Op
     page.get_by_label("Contains").fill("")
     page.get_by_role("button", name="Step before").click()
     expect(page.get_by_role("status").filter(has_text="12 samples of step 4")).to_be_visible()
+
+
+def test_a_prompts_samples_side_by_side_and_over_the_steps(ran: Ran, visit: Open) -> None:
+    page = visit(f"{ran.url}#samples").page
+    with ran.served.client() as api:
+        told = api.get(f"/v1/jobs/{ran.id}/samples").json()
+    page.locator(".chips button").first.click()
+    cards = page.locator(".side-by-side article")
+    expect(cards).to_have_count(told["groups"][0]["count"])
+    for card, sample in zip(cards.all(), told["samples"], strict=False):
+        expect(card.locator("pre")).to_have_text(sample["response"])
+    expect(page.locator(".truth code").first).to_have_text(told["samples"][0]["ground_truth"])
+    page.get_by_role("button", name="Validation").click()
+    expect(page.get_by_role("status").filter(has_text=re.compile(r"\d+ samples of step 5"))).to_be_visible()
+    page.locator(".chips button").first.click()
+    page.get_by_role("button", name="Over the steps").click()
+    rows = page.get_by_role("table", name="The same prompt over the steps").locator("tbody tr")
+    expect(rows).to_have_count(4)  # validated at 0, 2, 4, 5
+
+
+def test_jobs_are_compared_and_made_from_one_another(ran: Ran, visit: Open) -> None:
+    seen = visit(ran.url)
+    page = seen.page
+    page.get_by_role("button", name="Clone…").click()
+    text = page.get_by_role("dialog").get_by_role("textbox")
+    body = json.loads(text.input_value()) | {"steps": 0}
+    text.fill(json.dumps(body))
+    page.get_by_role("button", name="Start the job").click()
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("steps")
+    text.fill(json.dumps(body | {"steps": 2, "name": "again"}))
+    page.get_by_role("button", name="Start the job").click()
+    expect(page.get_by_role("heading", name="again")).to_be_visible()
+    id = page.url.rsplit("/", 1)[1]
+    wait_for(lambda: state_of(ran.served, id) == "succeeded", what="the clone's end", timeout_s=400)
+    page = visit(ran.served.url).page
+    for one in (ran.id, id):
+        page.get_by_role("checkbox", name=f"compare {one}").check()
+    page.get_by_role("button", name="Compare 2").click()
+    differences = page.get_by_role("table", name="Settings that differ")
+    expect(differences.get_by_role("row").filter(has_text=re.compile("^steps52$"))).to_be_visible()
+    for over in ("time", "cost", "tokens"):
+        page.get_by_label("Over").select_option(over)
+        expect(page.locator(".chart .plot canvas").first).to_be_visible()
+    page.get_by_label("Smoothing").select_option("0.9")
+    page.get_by_label("Log scale").check()
+    loaded_compare = page.locator(".charts .chart")
+    assert loaded_compare.count() >= 5
+    assert violations(page) == []
 
 
 def test_by_keyboard_alone(ran: Ran, visit: Open) -> None:
@@ -180,7 +247,7 @@ def test_axe_finds_nothing_serious(ran: Ran, visit: Open, theme: str) -> None:
     assert violations(page) == [], "the keys"
 
 
-@pytest.mark.parametrize("width", [900, 400])
+@pytest.mark.parametrize("width", [1024, 390])
 def test_nothing_runs_over_on_a_narrow_screen(ran: Ran, visit: Open, width: int) -> None:
     seen = visit(ran.url, width=width)
     for number, name in enumerate(TABS, start=1):

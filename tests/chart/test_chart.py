@@ -291,6 +291,26 @@ def test_the_oldest_kubernetes_is_said_once() -> None:
         assert f"Kubernetes {number}" not in text.read_text()
 
 
+def test_the_sandbox_has_nothing_to_steal_and_jobs_know_where_it_is(render: Render) -> None:
+    values = VALUES[0]
+    assert not [o for o in render(values) if o["metadata"]["name"].endswith("-sandbox")]
+    for runtime, profile in (("", "Unconfined"), ("gvisor", "RuntimeDefault")):
+        objects = render(values, "--set", "sandbox.enabled=true", "--set", f"sandbox.runtimeClass={runtime}")
+        made = one(objects, "Service", "-sandbox")
+        assert made["apiVersion"] == "serving.knative.dev/v1"
+        pod = made["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        assert pod.get("runtimeClassName", "") == runtime
+        assert container["securityContext"]["seccompProfile"] == {"type": profile}
+        assert not pod["automountServiceAccountToken"]
+        assert [entry["name"] for entry in container["env"]] == ["RLHF_PROGRAMS"]
+        assert "envFrom" not in container
+        assert "volumes" not in pod
+        defaults, _ = config(objects)
+        url = f"http://{made['metadata']['name']}.rl.svc.cluster.local/run_code"
+        assert defaults["platform"]["knative"]["sandbox"] == url
+
+
 def test_the_node_agent_may_do_nothing_but_own_its_directory(render: Render) -> None:
     objects = render(PRODUCTION)
     pod = one(objects, "DaemonSet", "-node-agent")["spec"]["template"]["spec"]

@@ -15,11 +15,11 @@ MODULES = re.compile(r"(?<![\w/.-])((?:functions|orchestrator|tests|bench)(?:\.\
 """`functions.base.wire`, with or without a name in it."""
 OTHERS = {
     "bench/NAME.py", "functions/exchange/NAME.py", "orchestrator/recipes/NAME.py", "orchestrator/commands/VERB.py",
-    "file.py", "path/to/file.py", "my_recipe.py",  # placeholders
+    "file.py", "path/to/file.py", "my_recipe.py", "solution.py",  # placeholders
     "tests/browser/screenshots",  # made by the tests
     "bench/exchange",  # a bucket
     "tests/abstract", "examples/python/reward_func.py", "tokenization_utils_base.py", "utils/chat_template_utils.py",
-    "core_algos.py", "math_reward.py",  # other projects'
+    "core_algos.py", "math_reward.py", "sandbox/server/sandbox_api.py",  # other projects'
     "config/vllm.py", "layers/attention/kv_transfer_utils.py", "v1/attention/selector.py", "v1/core/sched/scheduler.py",
     "vllm/model_executor/layers/linear.py", "v1/kv_cache_interface.py", "model_loader/checkpoint_weight_patch.py",
 }  # fmt: skip

@@ -152,7 +152,8 @@ def test_the_curves_are_the_journals_and_the_traces_numbers(seen: Seen) -> None:
 
 def test_where_the_time_went(seen: Seen) -> None:
     """Each moment of a fine grid, from the phases in the trace; tails are told apart in test_where.py."""
-    meant = {"load": "loading", "fetch": "loading", "fetch delta": "loading", "start": "starting", "read": "reading",
+    meant = {"load": "loading", "fetch": "loading", "fetch delta": "loading", "start engine": "loading",
+             "start": "starting", "read": "reading",
              "publish": "publishing", "compare": "publishing", "score": "scoring", "forward": "scoring",
              "train": "training", "generate": "generating"}  # fmt: skip
     first = ["generating", "training", "scoring", "publishing", "reading", "loading", "starting"]
@@ -224,8 +225,9 @@ def test_plans(seen: Seen) -> None:
         assert all(p[1] >= train for p in plan["plan"]["curve"]), "no step is shorter than its own training"
         assert point[1] > 0
         begin, end = seen.window(plan["step"])
-        assert plan["actual"]["step_s"] >= end - begin - 1e-3
-        assert plan["actual"]["cost_usd"] == pytest.approx(sum(usd(seen, (begin, end)).values()), rel=0.25, abs=2e-6)
+        tests = [s["start"] for s in seen.spans if s["lane"] == "testing" and s["name"] == f"step {plan['step']}"]
+        assert plan["actual"]["step_s"] == pytest.approx(min([end, *tests]) - begin, rel=0.2, abs=0.1)
+        assert 0 < plan["actual"]["cost_usd"] <= 1.1 * sum(usd(seen, (begin, end)).values()) + 2e-6
     assert [plan["plan"]["chosen"] is not None for plan in seen.page["plans"]].count(True) >= 2
 
 
@@ -270,7 +272,8 @@ def test_checkpoints_are_versions_that_are_kept(seen: Seen) -> None:
         version = Version.from_json(checkpoint["versions"]["actor"])
         assert seen.journal[checkpoint["step"]]["pointers"]["versions"]["actor"] == version.to_json()
         assert read_manifest(store, version).version == version
-    kept = {path.name for path in (seen.run.path / "weights" / "actor").iterdir()}
+    folders = (seen.run.path / "weights" / "actor").iterdir()
+    kept = [folder for folder in folders if any(path.is_file() for path in folder.rglob("*"))]
     assert len(kept) == len({c["versions"]["actor"]["number"] for c in listed})
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
 
+from functions.train.measured import sequence_lengths
+from orchestrator.job.config import parse_job
 from orchestrator.planner.base import CallObservation
+from orchestrator.telemetry.utilization import Utilization
 from orchestrator.telemetry.where import COLD, PARTS, UNEVEN, advice, parts_of, where_time_went
+from tests.support.tiny_job import make_model
 
 Phase = tuple[str, float, float]
 
@@ -85,6 +93,30 @@ def test_parts_add_up_to_the_step_whatever_happens(calls: list[CallObservation],
     assert found[UNEVEN] <= found["step_time_s/tail"] + 1e-9
 
 
+def test_utilization_is_the_models_arithmetic_over_the_devices_peak(tmp_path: Path) -> None:
+    """6 FLOP a parameter and token; two ranks of two H100 for half a second (989.5 TFLOP/s each)."""
+    make_model(tmp_path / "model")
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1"}\n')
+    table = {"name": "a", "steps": 1, "model": {"path": "model"}, "data": {"train": "train.jsonl"}}
+    calls = [
+        replace(call("train", f"t{k}", 0, 2, ("load", 0, 1), ("train", 1, 1.5)), stats={"tokens": 5e6})
+        for k in range(2)
+    ]
+    weights = sum(p.numel() for p in LlamaForCausalLM.from_pretrained(tmp_path / "model").parameters())
+    job = parse_job(table | {"planner": {"gpu": "H100"}, "functions": {"generate": {"gpus": 1}}}, base=tmp_path)
+    found = Utilization(job, {"train": 2}).of(calls)
+    assert found == {"perf/mfu/actor": pytest.approx(6 * weights * 5e6 / (0.5 * 4 * 989.5e12))}
+    assert Utilization(job, {"train": 0}).of(calls) == {}, "no GPUs"
+    assert Utilization(parse_job(table, base=tmp_path), {"train": 2}).of(calls) == {}, "no peak is known"
+
+
+def test_ranks_tokens_as_they_were_dealt_and_as_they_would_lie_in_order() -> None:
+    found = sequence_lengths([1, 2, 3, 10], [9, 7])
+    assert {name.removeprefix("global_seqlen/"): value for name, value in found.items()} == {
+        "min": 3, "max": 13, "minmax_diff": 10, "mean": 8, "balanced_min": 7, "balanced_max": 9,
+    }  # fmt: skip
+
+
 def test_advice_says_what_would_be_saved_and_what_costs_nothing_comes_first() -> None:
     found = where_time_went(100, 117, STEP)
     assert advice(found, policy="static", warm=False) == (
@@ -92,7 +124,7 @@ def test_advice_says_what_would_be_saved_and_what_costs_nothing_comes_first() ->
     )
     assert "planner.objective" in advice(found, policy="adaptive", warm=False)
     assert advice(found, policy="static", warm=True) == (
-        "26 % of this step was generating; twice the functions.generate.replicas would save at most 2.2 s"
+        "26 % of this step was generating; twice the replicas (functions.generate.replicas) would save at most 2.2 s"
     )
     tail = where_time_went(0, 10, [call("generate", f"g{k}", 0, stop_s) for k, stop_s in enumerate((4, 4, 6, 10))])
     assert advice(tail, policy="static", warm=True).startswith("60 % of this step was waiting for the tail; samples")

@@ -78,7 +78,7 @@ class WorkerExtension(CacheMethods):
         self.rlhf_host.unpark()
         for storage, size_bytes in self.rlhf_dropped:
             storage.resize_(size_bytes)
-            storage.fill_(0)
+            torch.empty(0, dtype=torch.uint8).set_(storage).zero_()
         self.rlhf_dropped = []
 
     def rlhf_check_head(self) -> None:

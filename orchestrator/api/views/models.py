@@ -176,7 +176,7 @@ class Plan(BaseModel):
     step: int | None
     time: float | None
     plan: dict[str, Any] | None
-    actual: dict[str, float] = Field(description="Of the committed step: step_s, cost_usd")
+    actual: dict[str, float] = Field(description="Of the committed step, its validation left out: step_s, cost_usd")
 
 
 class EventPage(BaseModel):

@@ -5,7 +5,7 @@ import { Chart } from "app/chart.js";
 import { Smoothing, WORDS, usual } from "app/curves.js";
 import { Failure, Panel, State, Table, useAsk } from "app/parts.js";
 import { trained } from "app/settings.js";
-import { number } from "app/format.js";
+import { number, validated } from "app/format.js";
 import { reach, smooth, sums, together } from "app/series.js";
 
 const POINTS = 300;
@@ -17,7 +17,7 @@ async function read(id) {
   const [job, head, cost] = await Promise.all([ask(at), ask(`${at}/metrics`, { name: "training/", points: 1 }), ask(`${at}/cost/steps`, { points: POINTS })]);
   const names = [...new Set([...usual(head.names), "perf/total_num_tokens"])];
   const metrics = await ask(`${at}/metrics`, { name: names, points: POINTS });
-  return { id, job, metrics, axes: axesOf(metrics, cost) };
+  return { id, job, metrics, names: head.names, axes: axesOf(metrics, cost) };
 }
 
 // What each step stands at, by axis: sums until its end.
@@ -41,7 +41,8 @@ export function Compare({ ids }) {
   if (problem && !value) return html`<${Failure} problem=${problem} /><p><a href="/" data-page>All jobs</a></p>`;
   if (!value) return html`<p class="quietly">Reading ${ids.join(", ")}…</p>`;
   const axes = AXES.filter(([key]) => value.some((run) => run.axes[key].some((v) => v > 0)));
-  const shown = [...new Set(value.flatMap((run) => Object.keys(run.metrics.metrics)))].filter((name) => name !== "perf/total_num_tokens" && value.filter((run) => run.metrics.metrics[name]).length >= LEAST);
+  const known = [...new Set(value.flatMap((run) => run.names))];
+  const shown = usual(known).filter((name) => value.filter((run) => run.metrics.metrics[name]).length >= LEAST);
   const actions = html`<label class="inline">Over <select value=${axis} onChange=${(e) => setAxis(e.target.value)}>${axes.map(([key, title]) => html`<option value=${key}>${title}</option>`)}</select></label>
     <${Smoothing} by=${by} setBy=${setBy} log=${log} setLog=${setLog} />`;
   return html`
@@ -57,7 +58,7 @@ function Over({ name, runs, axis: [key, , unit], by, log }) {
     const found = together(runs.map((run) => ({ x: run.axes[key], values: run.metrics.metrics[name] ?? [] })).map((c) => kept(c)));
     return { x: found.x, series: runs.map((run, i) => ({ label: run.id, values: smooth(found.columns[i], by), color: `s${(i % 6) + 1}` })) };
   }, [runs, key, name, by]);
-  return html`<${Chart} x=${x} series=${series} unit=${unit} link=${false} log=${log} from=${reach(name)} title=${html`${WORDS[name] ?? ""} <code>${name}</code>`} />`;
+  return html`<${Chart} x=${x} series=${series} unit=${unit} link=${false} log=${log} from=${reach(name)} title=${html`${WORDS[name] ?? (name.startsWith("val-core/") ? validated(name).title : "")} <code>${name}</code>`} />`;
 }
 
 // Points that have both an x and a value.

@@ -14,7 +14,7 @@ export const WORDS = {
 };
 // The first of each that the job has.
 const USUAL = [
-  ["critic/score/mean"], [/^val-core\/.*\/acc\//, /^val-core\/.*\/reward\//], ["actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl"], ["response_length/mean"],
+  ["critic/score/mean"], [/^val-core\/.*\/acc\//, /^val-core\/.*\/reward\//], ["actor/kl_loss", "actor/reward_kl_penalty"], ["response_length/mean"],
   ["actor/entropy"], ["actor/grad_norm"], ["rollout_corr/abs_diff_mean"], ["timing_s/step"], ["rollout/tokens_per_s", "perf/throughput"],
 ];
 

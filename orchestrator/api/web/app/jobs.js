@@ -24,13 +24,13 @@ function Row({ job, chosen, choose }) {
   return html`<tr>
     <td class="tick"><input type="checkbox" checked=${chosen} onChange=${choose} aria-label=${`compare ${job.id}`} /></td>
     <th scope="row" class="left"><a class="job" href=${`/jobs/${job.id}`} data-page>${job.id}</a><small>${job.recipe}</small></th>
-    <td class="left"><${State} state=${job.state} /></td>
-    <td><span>${job.step ?? 0}<small>/${job.steps}</small></span><progress max=${job.steps} value=${job.step ?? 0} aria-label=${`steps of ${job.id}`}></progress></td>
-    <td class="trend"><span>${number(reward(job))}</span><${Spark} values=${job.trend} /></td>
-    <td title=${held?.name}>${held ? held.shown : "–"}</td>
-    <td>${spent > 0 ? dollars(spent) : job.spent_replica_s ? html`${number(job.spent_replica_s)}<small>replica-seconds</small>` : "–"}</td>
-    <td>${duration(job.wall_s)}<small>${ago(job.created_at)}</small></td>
-    <td class="left now">${job.message ? html`<span class="bad clamp">${first(job.message)}</span>` : replicas || (job.state === "running" ? "at zero" : "")}</td>
+    <td class="left" data-label="State"><${State} state=${job.state} /></td>
+    <td data-label="Step"><span>${job.step ?? 0}<small>/${job.steps}</small></span><progress max=${job.steps} value=${job.step ?? 0} aria-label=${`steps of ${job.id}`}></progress></td>
+    <td class="trend" data-label="Reward"><span>${number(reward(job))}</span><${Spark} values=${job.trend} /></td>
+    <td data-label="Validation" title=${held?.name}>${held ? held.shown : "–"}</td>
+    <td data-label="Cost now">${spent > 0 ? dollars(spent) : job.spent_replica_s ? html`${number(job.spent_replica_s)}<small>replica-seconds</small>` : "–"}</td>
+    <td data-label="Time at work">${duration(job.wall_s)}<small>${ago(job.created_at)}</small></td>
+    <td class="left now" data-label="Now">${job.message ? html`<span class="bad clamp">${first(job.message)}</span>` : replicas || (job.state === "running" ? "at zero" : "")}</td>
   </tr>`;
 }
 
@@ -89,7 +89,7 @@ export function Jobs() {
     ${making && html`<${Submit} title="New job" onClose=${() => setMaking(false)} onMade=${(id) => go(`/jobs/${id}`)} />`}
     ${jobs.length === 0
       ? html`<div class="empty"><h2>No jobs yet</h2><p>Start one here, or send it: <code>rlhf-orchestrate submit job.toml --url ${location.origin}</code></p></div>`
-      : html`<div class="scroll panel flush" tabindex="0" role="region" aria-label="Jobs"><table class="jobs">
+      : html`<div class="scroll panel flush" tabindex="0" role="region" aria-label="Jobs"><table class="jobs cards">
           <caption class="away">Jobs, newest first</caption>
           <thead><tr><td class="tick"></td><th scope="col" class="left">Job</th><th scope="col" class="left">State</th><th scope="col">Step</th><th scope="col">Reward</th>
             <th scope="col">Validation</th><th scope="col">Cost now</th><th scope="col">Time at work</th><th scope="col" class="left">Now</th></tr></thead>

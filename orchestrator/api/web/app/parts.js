@@ -38,7 +38,7 @@ export function Dialog({ title, onClose, children, className = "" }) {
 // A table of numbers with its caption; `columns`: [{title, key | value(row), left, code}].
 export function Table({ caption, columns, rows, hidden = false }) {
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}>
-    <table>
+    <table class=${columns.length > 3 ? "cards" : ""}>
       <caption class=${hidden ? "away" : ""}>${caption}</caption>
       <thead><tr>${columns.map((c) => html`<th scope="col" class=${c.left ? "left" : ""}>${c.title}</th>`)}</tr></thead>
       <tbody>${rows.map(
@@ -46,7 +46,7 @@ export function Table({ caption, columns, rows, hidden = false }) {
           const shown = c.value ? c.value(row) : row[c.key];
           return i === 0
             ? html`<th scope="row" class=${c.left ? "left" : ""}>${shown}</th>`
-            : html`<td class=${c.left ? "left" : ""}>${shown}</td>`;
+            : html`<td class=${c.left ? "left" : ""} data-label=${typeof c.title === "string" ? c.title : ""}>${shown}</td>`;
         })}</tr>`,
       )}</tbody>
     </table>

@@ -89,7 +89,7 @@ function Decided({ value }) {
   const shards = plan.shards.length;
   const facts = [
     ["Predicted step", plan.predicted_step_s ? duration(plan.predicted_step_s) : "no prediction"],
-    ["It took", actual.step_s ? duration(actual.step_s) : "not committed yet"],
+    ["It took, without validation", actual.step_s ? duration(actual.step_s) : "not committed yet"],
     ["Prediction was off by", error],
     ...(actual.cost_usd || plan.predicted_cost_usd ? [["Predicted cost", plan.predicted_cost_usd ? dollars(plan.predicted_cost_usd) : "no prediction"], ["It cost", actual.cost_usd ? dollars(actual.cost_usd) : "–"]] : []),
     ["Shards", shards ? `${shards}, of ${Math.min(...plan.shards)} to ${Math.max(...plan.shards)} samples` : "none"],

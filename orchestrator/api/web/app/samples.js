@@ -57,7 +57,7 @@ export function Samples({ store }) {
     ${chosen && html`<${Group} key=${`${query.of} ${value.step} ${group}`} store=${store} query=${query} step=${value.step} group=${chosen} close=${() => setGroup(null)} />`}
     <p class="note" role="status" aria-busy=${busy}>${value ? `${whole(value.total)} ${value.total === 1 ? "sample" : "samples"} of step ${value.step}${filtered ? " match" : ""}` : "Reading the samples…"}</p>
     <div class="scroll panel flush" tabindex="0" role="region" aria-label="Samples">
-      <table class="samples"><caption class="away">Samples of step ${value?.step}</caption>
+      <table class="samples cards"><caption class="away">Samples of step ${value?.step}</caption>
         <thead><tr><th scope="col" class="left">Sample</th><th scope="col">Reward</th><th scope="col">Advantage</th><th scope="col">Tokens</th><th scope="col">Ended</th><th scope="col">Version</th>
           <th scope="col">Mismatch</th><th scope="col" class="left">Prompt</th><th scope="col" class="left">Response</th></tr></thead>
         <tbody>${shown.map((s) => html`<${Row} key=${`${value.step} ${s.group} ${s.index}`} sample=${s} open=${open === `${value.step} ${s.group} ${s.index}`}
@@ -75,9 +75,9 @@ export function Samples({ store }) {
 function Row({ sample: s, open, flip }) {
   return html`<tr class=${open ? "open" : ""}>
       <th scope="row" class="left"><button type="button" class="fold" aria-expanded=${open} onClick=${flip}>${id(s)}</button></th>
-      <td>${scored(s)}</td>
-      <td>${number(s.advantage)}</td><td>${whole(s.tokens)}</td><td>${s.finish === "length" ? html`<span class="warn">limit</span>` : s.finish ?? "–"}</td><td>${s.version ?? "–"}</td><td>${number(s.mismatch, 2)}</td>
-      <td class="left text" onClick=${flip}><div>${s.prompt}</div></td><td class="left text" onClick=${flip}><div>${s.response}</div></td>
+      <td data-label="Reward">${scored(s)}</td>
+      <td data-label="Advantage">${number(s.advantage)}</td><td data-label="Tokens">${whole(s.tokens)}</td><td data-label="Ended">${s.finish === "length" ? html`<span class="warn">limit</span>` : s.finish ?? "–"}</td><td data-label="Version">${s.version ?? "–"}</td><td data-label="Mismatch">${number(s.mismatch, 2)}</td>
+      <td class="left text" data-label="Prompt" onClick=${flip}><div>${s.prompt}</div></td><td class="left text" data-label="Response" onClick=${flip}><div>${s.response}</div></td>
     </tr>
     ${open && html`<tr class="whole"><td colspan="9"><${Sample} sample=${s} /></td></tr>`}`;
 }
