@@ -1,7 +1,8 @@
 """How long the planner thinks: medians over steps of plan() and observe(), at 512 and 16,384 samples and 8 functions.
 
 plain: every function with replicas of its own. job: training is streamed, and the tail may go on with more GPUs a
-replica, which is all that a job can ask for. pool: functions share GPUs and gangs are of any size (simulations only).
+replica, which is all that a job can ask for. pool: functions share GPUs and may take turns on all of them, and gangs
+are of any size (simulations only).
 
 python bench/planner.py [--steps 15]
 """
@@ -12,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -91,8 +93,9 @@ def measure(samples: int, n: int, replicas: int, mode: str, steps: int) -> tuple
     starts = dict.fromkeys((*FUNCTIONS, TAIL), 20.0)
     tail = generate_prior(gpu, model, 4, call_s=0.1) if mode != "plain" else None
     priors = Priors(generate_prior(gpu, model, call_s=0.1), work, starts, tail=tail)
+    held = replace(priors, start_s=dict.fromkeys(starts, 0.0), tail=None) if mode == "pool" else None
     planner = AdaptivePlanner(
-        ADAPTIVE, priors=priors, pool_gpus=replicas if mode == "pool" else None, gangs=FUNCTIONS[5:]
+        ADAPTIVE, priors=priors, pool_gpus=replicas if mode == "pool" else None, gangs=FUNCTIONS[5:], turns=held
     )
     plan_ms, observe_ms = [], []
     for step in range(steps):
@@ -116,7 +119,7 @@ def main() -> None:
         f"{'samples':>8} {'replicas':>9} {'':>5} {'plan ms':>9} {'observe ms':>11} {'limit ms':>9}   "
         "(CPU time, medians)"
     )
-    for samples, replicas, limit_ms in ((512, 16, 30), (512, 160, 30), (16_384, 160, 300)):
+    for samples, replicas, limit_ms in ((512, 16, 50), (512, 160, 50), (16_384, 160, 300)):
         for mode in ("plain", "job", "pool"):
             plan_ms, observe_ms = measure(samples, 8, replicas, mode, steps)
             print(f"{samples:>8} {replicas:>9} {mode:>5} {plan_ms:>9.2f} {observe_ms:>11.2f} {limit_ms:>9}")

@@ -96,11 +96,13 @@ class AdaptivePlanner:
         guessed = not self.lengths.ewma
         metrics |= self.lengths.observe(observation.lengths)
         every = np.array([x for values in observation.lengths.values() for x in values], dtype=np.float64)
-        in_turns = self._last is not None and self._last.turns
-        learned = self.turns if in_turns and self.turns is not None else self.learned
-        metrics |= learned.observe(
-            observation.calls, every, observation.step_s if self._begun else None, self._prewarmed
-        )
+        learned, ahead = self.learned, self._prewarmed
+        if self.turns is not None and self._last is not None and self._last.turns:
+            learned, ahead = (
+                self.turns,
+                frozenset(call.function for call in observation.calls),
+            )  # a start waits its turn
+        metrics |= learned.observe(observation.calls, every, observation.step_s if self._begun else None, ahead)
         self._begun = True
         if self._last is not None and self._last.predicted_step_s is not None:
             predicted = {"step": (self._last.predicted_step_s, observation.step_s)}
@@ -140,12 +142,14 @@ class AdaptivePlanner:
         fronts: list[tuple[Case, Outlines]] = []
         points: list[CurvePoint] = []
         places: list[tuple[int, int]] = []
+        dealt: list[Dealt] = []
         for case in cases:
-            every = dealings(case, predicted, prefixes, most)
-            dealt = [
-                Dealt(dealing.shards, self._tail(states(case, dealing.shards, prefixes), case))
-                for dealing in promising(case, every, self.detailed)
-            ]
+            if not fronts or case.costs is not fronts[-1][0].costs:  # else they are dealt and end alike
+                every = dealings(case, predicted, prefixes, most)
+                dealt = [
+                    Dealt(dealing.shards, self._tail(states(case, dealing.shards, prefixes), case))
+                    for dealing in promising(case, every, self.detailed)
+                ]
             front = Outliner(case).outlines(dealt, rivals=math.inf if self.detailed else RIVALS)
             columns = (front.steps.shards, front.steady_s, usd * front.cost, front.gpu_s)
             places += [(len(fronts), row) for row in range(len(front.cost))]

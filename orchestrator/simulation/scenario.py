@@ -156,12 +156,12 @@ class Scenario:
             start_s, back_s = (0.0, None) if colocated else (self.process_s, self.back_s)
             if back_s is not None and spec.kind in ("generate", "reference"):  # the version that it held, from the host
                 back_s += self.model.weight_bytes / 1e9 / (self._node_gb_s * own)
-            parks = {"back_s": back_s, "leave_s": 0.0 if back_s is None else self.leave_s}
+            leave_s = 0.0 if back_s is None else self.leave_s
             if spec.kind == "generate":
                 cost = generate_prior(self.device, self.model, spec.gpus, link_gb_s=self.link_gb_s, call_s=self.call_s)
                 found[spec.name] = Generate(
                     cost, self.lengths, start_s, loads, delta_s, self.slots,
-                    kv_capacity_tokens(self.device, self.model, spec.gpus), **parks,
+                    kv_capacity_tokens(self.device, self.model, spec.gpus), back_s=back_s, leave_s=leave_s,
                 )  # fmt: skip
             elif spec.kind == "reward":
                 cost_of_reward = WorkCost(self.call_s, self.reward_sample_s, 0.0)
@@ -169,14 +169,14 @@ class Scenario:
             elif spec.kind == "reference":
                 forward = forward_prior(self.device, self.model, spec.gpus, call_s=self.call_s)
                 held = (0.0, 0.0) if colocated else (loads, delta_s)
-                found[spec.name] = Work("reference", forward, start_s, *held, **parks)
+                found[spec.name] = Work("reference", forward, start_s, *held, back_s=back_s, leave_s=leave_s)
             else:
                 train = train_prior(self.device, self.model, spec.gpus, call_s=self.call_s, recompute=self.recompute)
                 if policy.old_logprobs and not self.critics:  # with a critic the reference function has them
                     again = forward_prior(self.device, self.model, spec.gpus)
                     train = WorkCost(train.call_s, train.sample_s, train.token_s + again.token_s)
                 state_s = 0.0 if colocated else self.state_bytes / 1e9 / (self._node_gb_s * own)
-                found[spec.name] = Work("train", train, start_s, state_s=state_s, **parks)
+                found[spec.name] = Work("train", train, start_s, state_s=state_s, back_s=back_s, leave_s=leave_s)
         return found
 
     def limits(self, policy: Policy) -> dict[str, FunctionLimits]:
