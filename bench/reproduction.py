@@ -1,5 +1,6 @@
 """The seeds' claims on the real loop in virtual time: tables of policies side by side. docs/reproduction.md reads them.
 
+python bench/reproduction.py sceptic      25 s from nothing, 0.625 GB/s a GPU; the baseline at its best tensor size
 python bench/reproduction.py testbed      RLHFless's test-bed: 16 L40S, 3B and 7B, PPO and GRPO, three data sets
 python bench/reproduction.py level        its GRPO cases with the baseline's own time as deadline
 python bench/reproduction.py tensor       one case with 1, 2 and 4 GPUs to a replica of generate; of 2, 4, 8 of its tail
@@ -62,8 +63,11 @@ RUNS: Sequence[Run] = (
 LEVEL: Run = ("adaptive, level", "adaptive", "serverful")
 
 
-def compare(scenario: Scenario, runs: Sequence[Run] = RUNS) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+def compare(
+    scenario: Scenario, runs: Sequence[Run] = RUNS, before: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:  # fmt: skip
+    """`before`: rows, the first of which all are compared with."""
+    rows = [*before]
     for label, name, wanted in runs:
         begin = time.process_time()
         goal = wanted
@@ -76,7 +80,7 @@ def compare(scenario: Scenario, runs: Sequence[Run] = RUNS) -> list[dict[str, An
             f"{rows[-1]['gpu_s']:8.0f} {rows[-1]['gpu_s_change_pct']:+7.1f} {rows[-1]['error_pct']:7.1f}",
             flush=True,
         )
-    return rows
+    return rows[len(before) :]
 
 
 def row(scenario: Scenario, label: str, outcome: Outcome | Rounds, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -131,6 +135,39 @@ def tensor() -> list[dict[str, Any]]:
             for tail in tails:
                 scenario = rlhfless(data, gpus, tail)
                 rows += compare(scenario, RUNS if tail == tails[0] else [RUNS[0], *RUNS[3:5]])
+    return rows
+
+
+PARKED = {"back_s": 1.4, "leave_s": 1.0, "node_gb_s": 12.0}
+"""Processes stay on their nodes: docs/reproduction.md says where each number comes from."""
+
+
+SCEPTIC = (("grpo", "gsm8k"), ("grpo", "gpqa"), ("grpo", "livecodebench"), ("ppo", "gpqa"))
+
+
+def sceptic() -> list[dict[str, Any]]:
+    """Slow links and cold starts; nothing parks, or everything does. The first row of each case is the baseline at the
+    tensor parallelism that is best for it."""
+    head()
+    rows: list[dict[str, Any]] = []
+    for recipe, data in SCEPTIC:
+        base = replace(scenarios.rlhfless_testbed("Qwen2.5-7B", recipe, data, process_s=25.0), link_gb_s=0.625)
+        held = [replace(base, generate_gpus=gpus, name=f"{base.name} TP{gpus}") for gpus in (1, 2, 4, 8)]
+        tuned = sorted((row(s, "serverful", simulate(s, SERVERFUL), []) for s in held), key=lambda r: r["step_s"])
+        found = tuned[:1]
+        for rest in tuned:
+            print(f"{rest['case']:24} {'serverful':15} {rest['step_s']:8.1f} {'':6} {rest['gpu_s']:8.0f}", flush=True)
+        best = int(found[0]["case"][-1])
+        saving = ("adaptive, 0.9x", "adaptive", Goal("cost", deadline_s=found[0]["step_s"] / 0.9))
+        for gpus, tail, parks, runs in (
+            (1, 4, {}, [RUNS[3]]),
+            (1, 4, PARKED, [RUNS[2], *RUNS[3:5]]),
+            (best, 8 if best < 8 else None, PARKED, [RUNS[3], RUNS[4], saving]),
+        ):
+            changes: dict[str, Any] = {"generate_gpus": gpus, "tail_gpus": tail, **parks}
+            scenario = replace(base, **changes, name=f"{base.name} TP{gpus}{', parked' if parks else ''}")
+            found += compare(scenario, runs, found)
+        rows += [*found, *tuned[1:]]
     return rows
 
 
@@ -389,7 +426,20 @@ def schedules() -> list[dict[str, Any]]:
 def main() -> None:
     tables: dict[str, Callable[[], list[dict[str, Any]]]] = {
         f.__name__: f
-        for f in (testbed, level, tensor, bounds, assumed, rounds, cluster, fusion, loop_fusion, placement, schedules)
+        for f in (
+            sceptic,
+            testbed,
+            level,
+            tensor,
+            bounds,
+            assumed,
+            rounds,
+            cluster,
+            fusion,
+            loop_fusion,
+            placement,
+            schedules,
+        )
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=tables)

@@ -6,6 +6,7 @@
     reinforce_plus_plus           discounted return-to-go, whitened over the batch
     reinforce_plus_plus_baseline  s - mean of the group, whitened over the batch
     gae                           generalised advantage estimation with a critic, whitened over the batch
+    gigpo                         of the episode and of each turn: among those of the group, and those with its anchor
     distillation                  log pi_teacher - log pi_old at each token
 and in baselines.py opo, gpg, grpo_passk, gdpo, optimal_token_baseline, tir_optimal_token_baseline.
 
@@ -24,8 +25,9 @@ from torch import Tensor
 
 from functions.algorithms import baselines, names
 from functions.algorithms.estimate import Estimate, discounted, outcome, sequence_count, whiten
-from functions.algorithms.groups import group_stats
+from functions.algorithms.groups import GroupStats, group_stats
 from functions.algorithms.ragged import checked, checked_scores, per_token, to_flat, to_padded
+from functions.algorithms.turns import turns_of
 
 
 def grpo(
@@ -126,6 +128,47 @@ def gae(
         advantages[:, t] = running
     flat = to_flat(padded=advantages, segment=segment).to(rewards.dtype) * mask
     return Estimate(whiten(values=flat, mask=mask) if whiten_advantages else flat, flat + clean_values, {})
+
+
+def gigpo(
+    *,
+    scores: Tensor,
+    turn_rewards: Tensor,
+    anchors: Tensor,
+    group: Tensor,
+    segment: Tensor,
+    mask: Tensor,
+    gamma: float = 0.95,
+    step_weight: float = 1.0,
+    divide: bool = True,
+    epsilon: float = 1e-6,
+) -> Estimate:
+    """A = A_episode + step_weight * A_turn on the tokens of a turn (GiGPO, arXiv:2505.10978, eq. 3 to 8).
+
+    A_episode   (s - mean) / (std + epsilon) over all turns of the prompt's group, each with its episode's score
+    A_turn      (R - mean) / (std + epsilon) over the turns of the group with the same anchor state;
+                R_t = r_t + gamma R_{t+1} over the turns of an episode
+    `turn_rewards` [N] are at each turn's last token, and what the score says beyond their sum is at the last turn's;
+    `anchors` [N] name the state that a turn begins in, at its first token. `divide` False leaves the deviations out
+    (verl-agent's mode mean_norm). verl-agent `gigpo/core_gigpo.py:compute_gigpo_outcome_advantage`, except that equal
+    values of a set are exactly 0 here, as is a score without peers.
+    """
+    turns = turns_of(segment, mask)
+    earned = turns.sums(checked("turn_rewards", turn_rewards, segment, mask))
+    returns = turns.returns(earned, gamma)
+    members = group[turns.sequence]
+    states = torch.stack((members, turns.firsts(anchors).to(members.dtype)), 1)
+    _, state = torch.unique(states, dim=0, return_inverse=True)
+    episode = group_stats(scores[turns.sequence], members)
+    step = group_stats(returns, state)
+
+    def normed(stats: GroupStats) -> Tensor:
+        return stats.centered / torch.where(stats.size > 1, stats.std + epsilon, 1.0) if divide else stats.centered
+
+    advantages = (normed(episode) + step_weight * normed(step)).to(torch.float32)
+    return Estimate(
+        turns.spread(advantages), turns.spread(returns.to(torch.float32)), group_stats(scores, group).metrics
+    )
 
 
 def distillation(*, old_logprobs: Tensor, reference_logprobs: Tensor, segment: Tensor, mask: Tensor) -> Estimate:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from functions.algorithms.penalties import NO_PENALTIES, History, Penalties, penalized
 from functions.algorithms.truncation import WHOLE, Truncation, truncated
 
 
@@ -71,20 +72,29 @@ def kept_mass(
     temperature: float = 1.0,
     softcap: float | None = None,
     chunk_tokens: int = 256,
+    targets: Tensor | None = None,
+    penalties: Penalties = NO_PENALTIES,
+    history: History | None = None,
 ) -> Tensor:
-    """ln of the probability that top-k and top-p leave, [N] float32: 0 where they leave all. As `token_logprobs`.
+    """ln of the probability that min-p, top-k and top-p leave, [N] float32: 0 where they leave all. As
+    `token_logprobs`. With `penalties` (of `history`, [N] rows) the `targets`' change of logit is in it.
 
     A token's log-probability minus this is the one under the distribution that was sampled from. It is finite also
     where rounding puts the sampled token just outside of what is kept.
     """
     mass = hidden.new_zeros(hidden.shape[0], dtype=torch.float32)
-    if truncation == WHOLE:
+    if truncation == WHOLE and penalties == NO_PENALTIES:
         return mass
     weight = weight.to(hidden.dtype)
     for start in range(0, hidden.shape[0], chunk_tokens):
         part = slice(start, start + chunk_tokens)
         logits = _logits(hidden[part], weight, bias, softcap).div_(temperature)
-        mass[part] = truncated(logits, truncation).logsumexp(-1) - logits.logsumexp(-1)
+        changed = logits
+        if penalties != NO_PENALTIES and history is not None and targets is not None:
+            changed = penalized(logits, penalties, lambda row, start=start: history(start + row))  # type: ignore[misc]
+            own = targets[part, None]
+            mass[part] = (logits.gather(1, own) - changed.gather(1, own).clamp(min=-1e4))[:, 0]
+        mass[part] += truncated(changed, truncation).logsumexp(-1) - logits.logsumexp(-1)
     return mass
 
 

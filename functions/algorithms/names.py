@@ -9,6 +9,7 @@ ADVANTAGES = (
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "gae",
+    "gigpo",
     "distillation",
     "opo",
     "gpg",

@@ -12,6 +12,7 @@ ADVANTAGE_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "gdpo": ("epsilon",),
     "reinforce_plus_plus": ("gamma",),
     "gae": ("gamma", "lam", "whiten_advantages"),
+    "gigpo": ("gamma", "step_weight", "divide", "epsilon"),
     "optimal_token_baseline": ("zero_tail",),
     "tir_optimal_token_baseline": ("zero_tail",),
 }
@@ -39,9 +40,9 @@ RANGES = {
     "k_pos": NON_NEGATIVE, "k_neg": NON_NEGATIVE, "lambda_pos": NON_NEGATIVE,
     "lambda_neg": NON_NEGATIVE, "kl_coef": NON_NEGATIVE, "cov_ratio": (1e-9, 1.0),
     "cov_low": (-math.inf, math.inf), "cov_high": (-math.inf, math.inf), "beta": POSITIVE, "most_loss": POSITIVE,
-    "least_logprob": (-math.inf, 0.0),
+    "least_logprob": (-math.inf, 0.0), "step_weight": NON_NEGATIVE,
 }  # fmt: skip
-SWITCHES = ("whiten_advantages", "zero_tail")
+SWITCHES = ("whiten_advantages", "zero_tail", "divide")
 WORDS = {"scale": ("group", "batch")}
 STATISTICS = (
     *("token_k1", "token_k2", "token_k3"),

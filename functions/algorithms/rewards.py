@@ -35,12 +35,14 @@ def overlong_penalty(*, lengths: Tensor, max_length: int, buffer: int, factor: f
 
 
 def token_rewards(
-    *, scores: Tensor, segment: Tensor, mask: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0
-) -> Tensor:
+    *, scores: Tensor, segment: Tensor, mask: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0,
+    turn_rewards: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """[N]: -kl_coef * kl at every trained token, plus the score at the last trained token of its sequence.
 
-    InstructGPT (arXiv:2203.02155). A sequence without trained tokens has nowhere to put its score: it is
-    left out here, and counted by `batch_totals`. (verl puts the score at the last token even under the mask.)
+    Of a score part of which was earned in turns (`turn_rewards` [N], at each turn's last token) that part is there, the
+    rest at the last. InstructGPT (arXiv:2203.02155). A sequence without trained tokens has nowhere to put its score: it
+    is left out here, and counted by `batch_totals`. (verl puts the score at the last token even under the mask.)
     """
     checked_scores("scores", scores)
     rewards = torch.zeros(segment.shape, dtype=torch.float32, device=segment.device)
@@ -49,7 +51,12 @@ def token_rewards(
         rewards = torch.where(trained, -kl_coef * kl.detach(), rewards)
     found = runs(segment[trained])
     last = trained.nonzero()[:, 0][found.lengths.cumsum(0) - 1]
-    rewards[last] += scores[found.ids].to(rewards.dtype)
+    rest = scores
+    if turn_rewards is not None:
+        earned = torch.where(trained, turn_rewards.to(rewards.dtype), torch.zeros_like(rewards))
+        rewards += earned
+        rest = scores - segment_sum(values=earned, segment=segment, num_sequences=scores.numel())
+    rewards[last] += rest[found.ids].to(rewards.dtype)
     return rewards
 
 

@@ -39,6 +39,10 @@ class Finish(enum.IntEnum):
     UNFINISHED = 0
     STOP = 1
     LENGTH = 2
+    TURNS = 3
+    """Its environment would have answered once more: no turn was left."""
+    ENVIRONMENT = 4
+    """Its environment said that the episode is over, or failed."""
 
 
 def _offsets(lengths: Int) -> npt.NDArray[np.int64]:
@@ -88,7 +92,9 @@ class Ragged:
 class SampleBatch:
     """S samples of P unique prompts, columnar and ragged. See the example at the head of this module.
 
-    `mask` [response tokens] is 1 where a token was chosen by the policy and trains it, 0 where it was given.
+    `mask` [response tokens] is 1 where a token was chosen by the policy and trains it, 0 where it was given: what an
+    environment answered, between two turns (`turns`). All turns of a sample are of one version: generate refuses
+    others.
     """
 
     prompts: Ragged  # int32, P rows
@@ -192,6 +198,19 @@ class SampleBatch:
             finish=join("finish"),
             version=join("version"),
         )
+
+    @property
+    def turns(self) -> Ragged:
+        """Of each response token, the turn that it belongs to (int32, from 0); -1 where it was given. A turn is a run
+        of tokens that the policy chose: an environment's answer is never empty."""
+        chosen = self.mask == 1
+        begins = chosen & ~np.concatenate(([False], chosen[:-1]))
+        first = self.responses.offsets[:-1][self.responses.lengths > 0]
+        begins[first] = chosen[first]
+        number = np.cumsum(begins)
+        offsets = np.concatenate(([0], number))[self.responses.offsets[:-1]]
+        within = number - 1 - np.repeat(offsets, self.responses.lengths)
+        return Ragged(np.where(chosen, within, -1).astype(np.int32), self.responses.lengths)
 
     def in_order(self) -> SampleBatch:
         """Sorted by (group, index): the order in which samples are trained, whatever order they arrived in."""

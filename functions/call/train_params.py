@@ -229,6 +229,9 @@ class TrainParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    banned: tuple[tuple[int, ...], ...] = ()
     """Those of sampling, as `temperature`: what the rollout's log-probabilities are compared with."""
     max_response_length: int | None = None
     dropped: tuple[tuple[int, int], ...] = ()
@@ -321,6 +324,11 @@ class TrainParams:
     def wants_more_of_old(self) -> bool:
         """Whether more is wanted of the weights before the step than log-probabilities, which others may have said."""
         return self.top_entropy_quantile < 1 or self.loss in COVARIANCE or self.token_baseline
+
+    @property
+    def penalized(self) -> bool:
+        """Whether sampling looked at the tokens before."""
+        return self.repetition_penalty != 1 or bool(self.banned)
 
     @property
     def token_baseline(self) -> bool:

@@ -6,8 +6,9 @@ weights  policy
 params   GenerateParams
 events   samples   ref SampleBatch of finished samples, `chunk` or more of them except at the end
          cut       after a cut, `cut_parts` at most: ref SampleBatch of unfinished samples, with what they have
-         (both with data {"group", "index", "prompt_length", "length", "finish"}: one number per sample; of a cut also
-         "caches": for each sample the refs of its keys and values, under caches/<call id>/; none where it has none)
+         (both with data {"group", "index", "prompt_length", "length", "finish"}: one number per sample; of a cut, and
+         with keep_from, also "caches": for each sample the refs of its keys and values, under caches/<call id>/; none
+         where it has none)
 done     data: the counts of EngineStats (moved_s with the reading), "engine" that ran and "why" it, "cache" where
          samples that were cut are computed again instead of moved: how many, and why; "load_s" (server/preload.py)
 ahead    as a replica starts, it loads the policy that its function's hint names
@@ -47,10 +48,19 @@ class GenerateParams:
     """0: all tokens."""
     seed: int = 0
     ignore_eos: bool = False
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    banned: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that no response may have (rollout.bad_words)."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """What ends a response besides the model's own end; the response keeps it."""
     chunk: int = 16
     """Finished samples that are worth an event."""
     cut_parts: int = 1
     """Parts that unfinished samples are handed back in after a cut, about alike."""
+    keep_from: int | None = None
+    """Of Sampling: samples that stop are handed over with their keys and values, as those that are cut."""
 
     def __post_init__(self) -> None:
         if self.max_response_length < 1:
@@ -61,6 +71,12 @@ class GenerateParams:
             raise ValueError(f"top_p is {self.top_p}, wants more than 0 and at most 1")
         if self.top_k < 0:
             raise ValueError(f"top_k is {self.top_k}, wants 0 (all tokens) or more")
+        if not 0 <= self.min_p < 1:
+            raise ValueError(f"min_p is {self.min_p}, wants at least 0 and less than 1")
+        if not self.repetition_penalty > 0:
+            raise ValueError(f"repetition_penalty is {self.repetition_penalty}, wants more than 0 (1: none)")
+        if "" in self.stop or () in self.banned:
+            raise ValueError("stop and banned want no empty ones")
         if self.chunk < 1:
             raise ValueError(f"chunk is {self.chunk}, wants 1 or more")
         if self.cut_parts < 1:
@@ -68,7 +84,10 @@ class GenerateParams:
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(self.max_response_length, self.temperature, self.top_p, self.top_k, self.seed, self.ignore_eos)
+        return Sampling(
+            self.max_response_length, self.temperature, self.top_p, self.top_k, self.seed, self.ignore_eos,
+            self.keep_from, self.min_p, self.repetition_penalty, self.banned, self.stop, self.stop_token_ids,
+        )  # fmt: skip
 
 
 class GenerateFunction:
@@ -102,6 +121,7 @@ class GenerateFunction:
         if deterministic or threads is not None:
             torch.set_num_threads(1 if deterministic else threads or 1)
         VllmSettings(**(vllm or {}))  # refuses unknown names and impossible values
+        self.deterministic = deterministic
         self.policy = HeldPolicy(engine, EngineOptions(pick_dtype(dtype), where, slots, deterministic, vllm or {}))
 
     def load_ahead(self, load: Load, context: Context) -> None:
@@ -128,6 +148,10 @@ class GenerateFunction:
         left = [row for row, key in enumerate(batch.keys) if key not in done]
         with context.loading.timed():
             engine, choice = self.policy.hold(call.weights["policy"], context)
+        if self.deterministic and choice.name == "transformers" and not batch.mask.all():
+            raise FatalError(
+                "an environment in a deterministic job wants the torch engine, which does not know this model"
+            )
         writer = _Writer(call, context, batch, len(prior))
         inbox = moves.read(call, context, engine, _requests(batch, left))
         outbox = moves.Outbox(call, context, batch.keys)
@@ -145,14 +169,14 @@ class GenerateFunction:
                     if sample.finish == Finish.UNFINISHED:
                         cut.append(outbox.add(sample))
                     else:
-                        finished.append(sample)
+                        finished.append(outbox.add(sample))
                     if len(finished) >= params.chunk:
                         counted += len(finished)
                         context.progress({"finished": counted, "samples": len(batch)})
-                        yield writer.samples(finished)
+                        yield writer.samples(finished, outbox)
                         finished = []
             if finished:
-                yield writer.samples(finished)
+                yield writer.samples(finished, outbox)
         finally:
             outbox.close()
         for part in range(min(params.cut_parts, len(cut))):
@@ -215,14 +239,13 @@ class _Writer:
     batch: SampleBatch
     written: int
 
-    def samples(self, samples: Sequence[Sample]) -> Event:
+    def samples(self, samples: Sequence[Sample], outbox: moves.Outbox) -> Event:
         self.written += 1
-        return self._put("samples", f"samples.{self.written - 1:04d}", samples)
+        event = self._put("samples", f"samples.{self.written - 1:04d}", samples)
+        return _with_caches(event, samples, outbox) if self.call.params.get("keep_from") is not None else event
 
     def cut(self, samples: Sequence[Sample], part: int, outbox: moves.Outbox) -> Event:
-        event = self._put("cut", f"unfinished.{part:04d}", samples)
-        caches = [[ref.to_json() for ref in outbox.refs(sample.number)] for sample in samples]
-        return dataclasses.replace(event, data={**event.data, "caches": caches})
+        return _with_caches(self._put("cut", f"unfinished.{part:04d}", samples), samples, outbox)
 
     def _put(self, kind: Literal["samples", "cut"], name: str, samples: Sequence[Sample]) -> Event:
         before = self.batch.select([sample.number for sample in samples])
@@ -245,6 +268,11 @@ class _Writer:
             "finish": batch.finish.tolist(),
         }
         return Event(kind, ref, data)
+
+
+def _with_caches(event: Event, samples: Sequence[Sample], outbox: moves.Outbox) -> Event:
+    caches = [[ref.to_json() for ref in outbox.refs(sample.number)] for sample in samples]
+    return dataclasses.replace(event, data={**event.data, "caches": caches})
 
 
 def _mask(before: npt.NDArray[np.float32], sample: Sample) -> npt.NDArray[np.float32]:

@@ -24,6 +24,7 @@ from functions.call.function import Context, FatalError
 from functions.exchange.base import ExchangeError
 from functions.generate.engine.base import Engine, Request, Sample
 from functions.generate.engine.keys_values import PART_BYTES, CachePart, KeysValues, Layout, decode, encode, join
+from functions.generate.engine.requests import fits
 
 THREADS = 4
 """Puts or gets at a time."""
@@ -182,12 +183,12 @@ def _cache(parts: Sequence[CachePart], request: Request, layout: Layout | str, w
     except WireError as error:
         why.append(str(error))
         return None
-    tokens = len(request.prompt) + len(request.response) - 1
     who = f"sample (group {request.group}, index {request.index})"
     if cache.layout != layout:
         why.append(f"{who} has those of {cache.layout}, the engine wants {layout}")
         return None
-    if cache.tokens != tokens:
+    if not fits(request, cache.tokens):
+        tokens = len(request.prompt) + len(request.response) - 1
         why.append(f"{who} has those of {cache.tokens} tokens, its text has {tokens}")
         return None
     return cache

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from functions.algorithms.logprobs import kept_mass, squared_mass, token_logprobs, topk_logprobs, topk_of
+from functions.algorithms.penalties import NO_PENALTIES, History, Penalties
 from functions.algorithms.truncation import WHOLE, Truncation
 from functions.models.packing import Pack
 from functions.models.prefix_attention import NAME as PREFIX_SHARED
@@ -90,17 +91,21 @@ def pack_logprobs(
     temperature: float,
     truncation: Truncation = WHOLE,
     *,
+    penalties: Penalties = NO_PENALTIES,
+    history: History | None = None,
     squares: bool = False,
     topk_ids: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """(log-probability, entropy, ln of the mass that `truncation` keeps) of the pack's response tokens: float32 [N],
-    at `temperature`, the first two differentiable. Then, where `squares`, sum_v p(v)^2 [N]; where `topk_ids` int64
-    [N, K], the log-probabilities of these [N, K], differentiable."""
+    at `temperature`, the first two differentiable; in the mass is what `penalties` change (kept_mass). Then, where
+    `squares`, sum_v p(v)^2 [N]; where `topk_ids` int64 [N, K], the log-probabilities of these [N, K], differentiable.
+    """
     if head.softcap is not None and head.scale != 1.0:
         raise ValueError("a head with both a soft cap and a scale of its logits is not known here")
     hidden, layer = states(model, pack), _layer(head, temperature)
     found: list[Tensor] = [*token_logprobs(hidden=hidden, targets=pack.targets, **layer)]
-    found.append(kept_mass(hidden=hidden.detach(), truncation=truncation, **layer))
+    sampled = {"truncation": truncation, "targets": pack.targets, "penalties": penalties, "history": history}
+    found.append(kept_mass(hidden=hidden.detach(), **sampled, **layer))
     if squares:
         found.append(squared_mass(hidden=hidden.detach(), **layer))
     if topk_ids is not None:

@@ -5,6 +5,7 @@ weights  policy (for its tokenizer), model (with score = "model")
 params   score       rule:<name> | path/to/file.py:function | package.module:function | model | http(s)://...
          on_error    "fail": a sample without a score fails the call; "drop": it is left out and listed in `failed`
          timeout_s   for one sample, default 60
+         weights     of several numbers that the scorer gives: "score" is then their weighted sum
          micro_batch_tokens   of the reward model, padding included, default 16384
          sandbox      where model-written code runs: "local", or the URL of a service in SandboxFusion's form; rule:code
                       needs it, and a scorer with a parameter `sandbox` is given it (functions/sandbox/program.py)
@@ -20,7 +21,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +52,7 @@ class ScoreParams:
     sandbox: str = ""
     sandbox_timeout_s: float = Limits.timeout_s
     sandbox_memory_mb: int = Limits.memory_mb
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
@@ -108,7 +110,7 @@ class RewardFunction:
             items = self._items(batch, call, context)
         begun_s = time.perf_counter()
         with context.phase("score"):
-            results = _same_columns(scorer.score(items), items)
+            results = _same_columns(_weighted(scorer.score(items), params.weights, items), items)
         seconds = time.perf_counter() - begun_s
         failed = [
             {"group": item.group, "index": item.index, "message": result.message}
@@ -232,6 +234,25 @@ def _tokenizer_file(manifest: Manifest, version: Version) -> str:
     return manifest.files["tokenizer.json"].checksum
 
 
+def _weighted(
+    results: Sequence[Scored | Failed], weights: Mapping[str, float], items: Sequence[Item]
+) -> list[Scored | Failed]:
+    """With "score" as the weighted sum of the numbers that `weights` names; a sample that lacks one has failed."""
+    if not weights:
+        return list(results)
+    found: list[Scored | Failed] = []
+    for result, item in zip(results, items, strict=True):
+        if isinstance(result, Scored):
+            if lacking := [name for name in weights if name not in result.numbers]:
+                known = ", ".join(result.numbers)
+                result = Failed(f"reward.weights names {lacking[0]!r}, the scorer gave {known} for {item.name}")
+            else:
+                total = sum(weight * result.numbers[name] for name, weight in weights.items())
+                result = Scored({**result.numbers, "score": float(total)}, result.pred)
+        found.append(result)
+    return found
+
+
 def _same_columns(results: Sequence[Scored | Failed], items: Sequence[Item]) -> list[Scored | Failed]:
     """Every sample has the numbers that the first one has, or it is a failure that says which it lacks."""
     names = next((set(r.numbers) for r in results if isinstance(r, Scored)), set())
@@ -252,7 +273,9 @@ def _columns(results: Sequence[Scored | Failed]) -> dict[str, Any]:
 
 def _text(batch: SampleBatch, i: int, item: Item, result: Scored | Failed) -> bytes:
     said: dict[str, Any] = (
-        {"score": None, "error": result.message} if isinstance(result, Failed) else {**result.numbers}
+        {"score": None, "error": result.message}
+        if isinstance(result, Failed)
+        else {**result.numbers, **({} if result.pred is None else {"pred": result.pred})}
     )
     line = {
         "group": item.group,

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from functions.call import userfile
 from functions.call.function import FatalError
-from functions.reward.rules import NEEDS_NO_TRUTH, RULES
+from functions.reward.rules import NEEDS_NO_TRUTH, RULES, predicted
 from functions.reward.scorer import Failed, Item, Scored, checked, ground_truth
 from functions.reward.timelimit import TimeLimit, time_limit
 from functions.sandbox.program import SandboxError
@@ -102,9 +102,10 @@ def rule(name: str, timeout_s: float, tick: Callable[[], None]) -> OneByOne:
         raise FatalError(f"unknown rule {name!r}; rules: {', '.join(RULES)}")
     function = RULES[name]
 
-    def score(item: Item) -> float:
+    def score(item: Item) -> dict[str, Any]:
         truth = "" if name in NEEDS_NO_TRUTH else str(ground_truth(item.row))
-        return float(function(item.response, truth))
+        pred = predicted(name, item.response)
+        return {"score": float(function(item.response, truth)), **({} if pred is None else {"pred": pred})}
 
     return OneByOne(f"rule:{name}", score, timeout_s, tick)
 

@@ -128,6 +128,28 @@ def _fraction_text(latex: str) -> str:
     return re.sub(r"^(-?)\\frac\{(-?\d+)\}\{(\d+)\}$", r"\1\2/\3", latex)
 
 
+def predicted(name: str, response: str) -> str | None:
+    """The answer that rule `name` compares, in one spelling; None: it finds none, or compares none."""
+    match name:
+        case "exact":
+            return response.strip()
+        case "number":
+            found = NUMBER.findall(response[-TAIL_CHARACTERS:])
+        case "gsm8k":
+            found = re.findall(r"####\s*(-?\$?[\d.,]+)", response[-TAIL_CHARACTERS:])
+        case "boxed":
+            inner = last_boxed(response)
+            return None if inner is None else normal_latex(inner)
+        case "answer":
+            found = re.findall(r"<answer>(.*?)</answer>", response, re.DOTALL)
+        case _:
+            return None
+    if not found:
+        return None
+    number = as_number(found[-1])
+    return found[-1].strip() if number is None else str(number)
+
+
 RULES: Mapping[str, Rule] = {
     "exact": exact,
     "number": number,

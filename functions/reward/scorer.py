@@ -40,6 +40,8 @@ class Scored:
     """A sample's score and whatever other numbers the scorer gave (`numbers["score"]` is the score)."""
 
     numbers: Mapping[str, float] = field(default_factory=dict)
+    pred: str | None = None
+    """The answer that it found in the response, as text (verl's name): what a majority is counted over."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ def checked(value: Any, who: str, item: Item) -> Scored | Failed:
         if not abs(number) <= LARGEST:
             what = "" if name == "score" else f" as {name!r}"
             return Failed(f"{who} returned {number}{what} for {item.name}; wants a finite number of float32")
-    return Scored({name: number for name, number in numbers.items() if number is not None})
+    pred = value.get("pred")
+    return Scored({name: n for name, n in numbers.items() if n is not None}, pred if isinstance(pred, str) else None)
 
 
 def _number(value: Any) -> float | None:

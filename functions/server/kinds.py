@@ -12,6 +12,7 @@ from functions.call.function import FatalError, Function
 
 KINDS: Mapping[str, str] = {
     "generate": "functions.generate.function:GenerateFunction",
+    "environment": "functions.environment.function:EnvironmentFunction",
     "reward": "functions.reward.function:RewardFunction",
     "reference": "functions.reference.function:ReferenceFunction",
     "train": "functions.train.function:TrainFunction",

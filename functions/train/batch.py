@@ -145,11 +145,16 @@ def targets(
                 coef=coef, kl=mean, target=params.kl.target, horizon=params.kl.horizon, sequences=batch.count
             )
         scores = penalized_scores(scores=scores, segment=segment, mask=mask, kl=kl, kl_coef=coef)
-    rewards = token_rewards(scores=raw, segment=segment, mask=mask, kl=kl, kl_coef=coef)
+    earned = batch.token.get("turn_rewards")
+    earned = None if earned is None else earned * params.score.scale
+    rewards = token_rewards(scores=raw, segment=segment, mask=mask, kl=kl, kl_coef=coef, turn_rewards=earned)
+    ends = token_rewards(scores=raw, segment=segment, mask=mask, turn_rewards=earned) if earned is not None else None
     available = {
         "scores": scores,
         "group": _group(samples),
         "rewards": rewards,
+        "turn_rewards": ends,
+        "anchors": batch.token.get("anchor"),
         "values": batch.token.get(params.values),
         "baselines": batch.sample.get("baseline"),
         "old_logprobs": old_logprobs,

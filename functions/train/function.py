@@ -220,7 +220,7 @@ def _old_logprobs(
 ) -> Tensor | None:
     """Log-probabilities of the weights before the step, where it wants them: those that came with the samples, unless
     only part of the distribution was sampled from. How much that is, nobody else says."""
-    given, whole = batch.token.get("old_logprobs"), truncation(params) == WHOLE
+    given, whole = batch.token.get("old_logprobs"), truncation(params) == WHOLE and not params.penalized
     enough = given is not None and whole and not params.wants_more_of_old
     if not state.forward.policy or enough or (given is None and not params.wants_old):
         return given

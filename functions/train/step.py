@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from functions.algorithms.correction import Correction, on_policy, rollout_corre
 from functions.algorithms.entropy import entropy_loss
 from functions.algorithms.kl import kl_loss
 from functions.algorithms.options import COVARIANCE
+from functions.algorithms.penalties import NO_PENALTIES, Penalties
 from functions.algorithms.policy_losses import POLICY_LOSSES
 from functions.algorithms.registry import call_with
 from functions.algorithms.truncation import Truncation
@@ -45,7 +46,22 @@ def precision(params: TrainParams, device: torch.device) -> AbstractContextManag
 
 def truncation(params: TrainParams) -> Truncation:
     """Of the distribution that the samples come from."""
-    return Truncation(params.top_p, params.top_k)
+    return Truncation(params.top_p, params.top_k, params.min_p)
+
+
+def sampled_as(batch: TrainBatch, pack: Pack, params: TrainParams) -> dict[str, Any]:
+    """What pack_logprobs wants to know of how the pack's tokens were sampled, besides the truncation."""
+    penalties = Penalties(params.repetition_penalty, params.banned)
+    if penalties == NO_PENALTIES:
+        return {}
+    samples, places = batch.samples, pack.flat.tolist()
+    offsets, rows = samples.responses.offsets, batch.segment[pack.flat].tolist()
+
+    def history(token: int) -> tuple[Any, Any]:
+        row = rows[token]
+        return samples.prompts[int(samples.prompt[row])], samples.responses.flat[offsets[row] : places[token]]
+
+    return {"penalties": penalties, "history": history}
 
 
 class Denominators(NamedTuple):
@@ -109,12 +125,13 @@ def batch_logprobs(forward: Forward, share: Share, batch: TrainBatch, params: Tr
     Fills `batch.kept_mass`, and what TrainParams.wants_more_of_old, of the packs' tokens.
     """
     result = torch.zeros(batch.segment.shape)
-    more = {"squares": True} if params.token_baseline else {}
+    squares = {"squares": True} if params.token_baseline else {}
     device = forward.model.device
     with torch.no_grad():
         for number, pack in enumerate(share.packs):
             check(number)
             with precision(params, device):
+                more = squares | sampled_as(batch, pack, params)
                 found = forward(pack.to(device), params.temperature, truncation(params), **more)
             columns = (result, batch.entropy, batch.kept_mass, batch.squared_mass)
             for column, values in zip(columns, found, strict=False):
@@ -146,7 +163,8 @@ def accumulate(
         placed = pack.to(device)
         tensors = _of_pack(batch, targets, old_logprobs, params, pack, device)
         with precision(params, device):
-            more = {"topk_ids": tensors.pop("teacher_ids").long()} if "teacher_ids" in tensors else {}
+            more = sampled_as(batch, pack, params)
+            more |= {"topk_ids": tensors.pop("teacher_ids").long()} if "teacher_ids" in tensors else {}
             outputs = forward(placed, params.temperature, truncation(params), **more)
             if forward.policy:
                 logprobs, entropy, kept, *rest = outputs

@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from orchestrator.job.config import CODE, PATHS, JobConfig
+from orchestrator.job.config import JobConfig
+from orchestrator.job.environment_config import SCHEMES
+from orchestrator.job.paths import CODE, PATHS
 
 REMOTE_EXCHANGES = ("redis", "rediss", "s3", "tiered+s3")
 INNER = {"redis": ("redis", "rediss"), "endpoint": ("http", "https")}
@@ -52,6 +54,12 @@ def code(value: str, roots: Sequence[Path]) -> str | None:
     return (
         None if PLAIN.fullmatch(value) else f"{value!r} is no code that jobs of this server may name (<file.py>:<name>)"
     )
+
+
+def environment(value: str, roots: Sequence[Path]) -> str | None:
+    if value.startswith(SCHEMES):
+        return f"{value!r} is no environment that jobs of this server may name (<file.py>:<Class>)"
+    return code(value, roots)
 
 
 def score(value: str, roots: Sequence[Path]) -> str | None:
@@ -96,6 +104,8 @@ RULES: Mapping[str, Rule] = {
     **{".".join(key): path for key in PATHS},
     **{".".join(filter(None, key)): code for key in CODE},
     "reward.score": score,
+    "environment.kind": environment,
+    "environment.kind.*": environment,
     "reward.sandbox": web,
     "exchange.url": store,
     "telemetry.mlflow.tracking_uri": web,

@@ -63,7 +63,8 @@ def _check(job: JobConfig, here: bool) -> None:
         train_settings(job, recipe)
         recipe_options(job, recipe)
         return
-    specs = prepare(job).specs if _data_bytes(job) <= READ_BYTES else check(localized(job), recipe)[1]
+    known = _data_bytes(job) <= READ_BYTES and job.environment is None  # which is opened where the job runs
+    specs = prepare(job).specs if known else check(localized(job), recipe)[1]
     check_machine(job, specs)
 
 

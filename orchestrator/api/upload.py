@@ -11,8 +11,9 @@ import httpx
 
 from orchestrator.api.client import check
 from orchestrator.base.errors import ConfigError, RunError
-from orchestrator.job.config import CODE, PATHS
+from orchestrator.job.environment_config import SCHEMES
 from orchestrator.job.hub import HubId
+from orchestrator.job.paths import CODE, PATHS
 
 BLOCK = 1 << 20
 
@@ -22,15 +23,21 @@ def named_files(table: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, st
     for section, key in (*PATHS, *CODE):
         holder = table if not section else table.get(section)
         value = holder.get(key) if isinstance(holder, dict) else None
-        if not isinstance(holder, dict) or not isinstance(value, str):
-            continue
-        file, suffix = value, ""
-        if (section, key) in CODE:
-            file, _, attribute = value.rpartition(":")
-            if not file.endswith(".py") or "://" in value:
+        whole = f"{section}.{key}".lstrip(".")
+        if isinstance(value, dict):  # environment.kind, several by name
+            found = [(value, name, f"{whole}.{name}", kind) for name, kind in value.items()]
+        else:
+            found = [(holder, key, whole, value)] if isinstance(holder, dict) else []
+        for inside, name, said, one in found:
+            if not isinstance(one, str):
                 continue
-            suffix = f":{attribute}"
-        yield holder, key, f"{section}.{key}".lstrip("."), file, suffix
+            file, suffix = one, ""
+            if (section, key) in CODE:
+                file, _, attribute = one.rpartition(":")
+                if not file.endswith(".py") or "://" in one or one.startswith(SCHEMES):
+                    continue
+                suffix = f":{attribute}"
+            yield inside, name, said, file, suffix
 
 
 def name_absolutely(table: dict[str, Any], base: Path) -> None:

@@ -40,6 +40,8 @@ class Stage:
     more: bool = True
     at_least: int = 0
     """Replicas that stay for calls that are not made yet, after `no_more`."""
+    lingering: int = 0
+    """Replicas without a call that stay for one that is expected soon (step/slots.py)."""
     observations: list[CallObservation] = field(default_factory=list)
     span: Span = INVALID_SPAN
     """Its span in the trace, from its first call on."""
@@ -51,7 +53,7 @@ class Stage:
             return 0
         if self.fleet.outages.long:
             return min(self.replicas, self.open_calls - self.idle_calls)
-        return self.replicas if self.more else min(self.replicas, max(self.open_calls, self.at_least))
+        return self.replicas if self.more else min(self.replicas, max(self.open_calls + self.lingering, self.at_least))
 
     def expect(self, calls: int, *, then: int) -> None:
         """So many calls follow, until `no_more`; `then` replicas stay for calls that may come after it."""

@@ -21,7 +21,7 @@ from importlib import import_module, metadata
 from orchestrator.base.errors import OrchestratorError
 
 COMMANDS = (
-    "init", "run", "resume", "status", "cost", "cancel", "export", "plan", "simulate", "serve", "submit", "top",
+    "init", "run", "resume", "status", "cost", "cancel", "export", "eval", "plan", "simulate", "serve", "submit", "top",
     "report", "logs", "recipes", "doctor", "serve-model", "chat", "sample",
 )  # fmt: skip
 """In the order of `--help`."""

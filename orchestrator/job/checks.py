@@ -18,11 +18,15 @@ from functions.reward.rules import CODE_RULES, RULES
 from orchestrator.base.errors import ConfigError, DataError
 from orchestrator.job.config import JobConfig
 from orchestrator.job.data import Row
+from orchestrator.job.environment_config import SCHEMES
 
 
 def check_code(job: JobConfig) -> None:
     """Raises ConfigError for a scorer, loss or advantage that is named and is not there."""
     _check_scorer(job.reward.score)
+    for kind in job.environment.kinds.values() if job.environment is not None else ():
+        if not kind.startswith(SCHEMES):
+            check_object("environment.kind", kind)
     for key in ("advantage", "loss"):
         value = job.algorithm.get(key)
         if isinstance(value, str) and ":" in value:
@@ -48,7 +52,7 @@ def check_options(params: TrainParams) -> None:
 
 
 def _check_scorer(score: str) -> None:
-    if score == "model" or "://" in score:
+    if score in ("model", "environment") or "://" in score:
         return
     kind, colon, name = score.partition(":")
     if kind == "rule" and colon:

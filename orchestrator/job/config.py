@@ -23,7 +23,8 @@ from functions.reward.rules import CODE_RULES
 from orchestrator.base.errors import ConfigError
 from orchestrator.base.section import Section
 from orchestrator.base.values import check_values
-from orchestrator.job.hub import HubId
+from orchestrator.job.environment_config import EnvironmentConfig
+from orchestrator.job.paths import resolve
 from orchestrator.job.roles import BY_NAME
 from orchestrator.job.telemetry import TelemetryConfig
 from orchestrator.planner.base import TAIL
@@ -37,7 +38,8 @@ class ModelConfig(Section):
     """The policy."""
 
     path: str
-    """A causal language model with a `tokenizer.json`: a Hugging Face directory, or an id of the Hub (hub.py)."""
+    """A causal language model with a `tokenizer.json`: a Hugging Face directory, an id of the Hub (hub.py), or the
+    directory of a run: what it has made. The same holds for critic.path, reference.path and reward.model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora_rank: int = Field(0, ge=0)
     """0 trains all weights; above, only adapters of this rank."""
@@ -57,6 +59,8 @@ class DataConfig(Section):
     over_long: Literal["error", "drop"] = "error"
     """What to do with prompts over the limit: they are counted and named either way."""
     shuffle: bool = True
+    chat_template_kwargs: Mapping[str, Any] = {}
+    """What the model's chat template is told besides the messages, for example `enable_thinking`."""
     prompt_key: str | None = None
     """Column of the prompts; None: `prompt`, else `input`."""
     apply_chat_template: bool = False
@@ -74,6 +78,16 @@ class RolloutConfig(Section):
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
+    min_p: float = Field(0.0, ge=0, lt=1)
+    """Tokens less probable than this share of the most probable one are not sampled."""
+    repetition_penalty: float = Field(1.0, gt=0)
+    """Divides the logits of tokens that stand in the prompt or the response so far; 1: none."""
+    stop: tuple[str, ...] = Field((), strict=False)
+    """Strings that end a response, which keeps them (not with the vLLM engine)."""
+    stop_token_ids: tuple[int, ...] = Field((), strict=False)
+    """Tokens that do, besides the model's own end."""
+    bad_words: tuple[str, ...] = Field((), strict=False)
+    """Words that no response may have, with and without a space before them (not with the vLLM engine)."""
     max_response_length: int = Field(512, ge=1)
     engine: Engine = "auto"
     vllm: Mapping[str, Any] = {}
@@ -84,7 +98,8 @@ class RolloutConfig(Section):
 
 class RewardConfig(Section):
     score: str = "rule:exact"
-    """`rule:<name>`, `<file.py>:<function>`, `model`, or the URL of a remote scorer."""
+    """`rule:<name>`, `<file.py>:<function>`, `model`, the URL of a remote scorer, or `environment`: it scores its own
+    episodes."""
     model: str | None = None
     """Directory of a sequence-classification reward model, with score = "model"."""
     on_error: Literal["fail", "drop"] = "fail"
@@ -107,6 +122,9 @@ class RewardConfig(Section):
             raise ValueError(f"{self.score} runs code that a model wrote: set reward.sandbox = true, or to a URL")
         return self
 
+    weights: Mapping[str, float] = {}
+    """Of several numbers that the scorer gives: the score is their weighted sum. None: it gives "score" itself."""
+
 
 class ValidationConfig(Section):
     every: int | None = Field(None, ge=0)
@@ -116,6 +134,8 @@ class ValidationConfig(Section):
     n: int = Field(1, ge=1)
     temperature: float = Field(0.0, ge=0)
     """0 is greedy."""
+    patience: int | None = Field(None, ge=1)
+    """Validations without a better checkpoints.best after which the job ends. None: it makes all its steps."""
 
 
 class OptimConfig(Section):
@@ -217,6 +237,9 @@ class LimitsConfig(Section):
 class CheckpointConfig(Section):
     keep: int = Field(2, ge=1)
     """Versions of weights and optimizer state that are kept, the newest among them."""
+    best: str | None = None
+    """A metric of validation, for example `val-core/gsm8k/acc/mean@1`: the version that is highest in it is kept, and
+    is the job's model at its end. None: the last version is."""
 
 
 class JobConfig(Section):
@@ -225,7 +248,8 @@ class JobConfig(Section):
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")
     recipe: str = "grpo"
     """The name of a recipe, or `<file.py>:<function>`."""
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=0)
+    """0: the model that the job starts from is validated, nothing is trained (`rlhf-orchestrate eval`)."""
     seed: int = Field(0, ge=0)
     deterministic: bool = False
     """The committed history does not depend on replicas, cuts, crashes or order; costs speed."""
@@ -233,6 +257,7 @@ class JobConfig(Section):
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
+    environment: EnvironmentConfig | None = None
     validation: ValidationConfig = ValidationConfig()
     algorithm: Mapping[str, Any] = {}
     """Over the recipe's settings (`rlhf-orchestrate recipes`); the keys are those of functions/call/train_params.py."""
@@ -258,13 +283,30 @@ class JobConfig(Section):
                 f"validation.every: got {self.validation.every}, but there is nothing to validate on: set "
                 "data.validation or data.validation_fraction, or leave it out"
             )
+        if self.checkpoints.best is not None and not self.validate_every:
+            raise ValueError("checkpoints.best: wants prompts to validate on (data.validation, or validation_fraction)")
+        if self.validation.patience is not None and self.checkpoints.best is None:
+            raise ValueError("validation.patience: wants checkpoints.best, the metric that has to get better")
+        if not self.steps and not (self.validate_every and self.validation.at_start):
+            raise ValueError("steps: 0 steps only validate, which wants data.validation and validation.at_start")
         if (self.reward.score == "model") != (self.reward.model is not None):
             raise ValueError('reward.model is the directory that score = "model" uses: set both or neither')
+        if self.reward.score == "environment" and self.environment is None:
+            raise ValueError('reward.score = "environment" wants an [environment] that scores its episodes')
+        if self.environment is not None and TAIL in self.functions:
+            raise ValueError(f"functions.{TAIL}: a job with an [environment] has none: its samples go on turn by turn")
         knative = self.platform.knative if self.platform.kind == "knative" else None
         if self.reward.sandbox is True and knative is not None and knative.sandbox is None:
             raise ValueError("reward.sandbox = true on Knative wants platform.knative.sandbox, the service's URL")
         if self.deterministic and self.rollout.engine not in ("auto", "torch"):
             raise ValueError(f'deterministic = true needs rollout.engine "torch", got "{self.rollout.engine}"')
+        for key in ("stop", "bad_words"):
+            if self.rollout.engine == "vllm" and getattr(self.rollout, key):
+                raise ValueError(
+                    f'rollout.{key}: rollout.engine = "vllm" has no text here, "torch" and "transformers" do'
+                )
+            if "" in getattr(self.rollout, key):
+                raise ValueError(f"rollout.{key}: wants no empty text")
         if self.platform.kind == "knative" and self.exchange.url is None:
             raise ValueError("exchange.url is needed on Knative: redis://, s3:// or a directory that every pod mounts")
         if self.planner.budget_usd is not None and not any(f.usd_per_hour for f in self.functions.values()):
@@ -308,7 +350,8 @@ class JobConfig(Section):
         where: bool | str = self.reward.sandbox
         if where is True:
             where = (self.platform.knative and self.platform.knative.sandbox) or "local"
-        return self.reward.model_dump(exclude={"model"}) | {"sandbox": where or ""}
+        weights = set() if self.reward.weights else {"weights"}
+        return self.reward.model_dump(exclude={"model", *weights}) | {"sandbox": where or ""}
 
     def function(self, name: str) -> FunctionConfig:
         return self.functions.get(name, FunctionConfig())
@@ -319,13 +362,6 @@ class JobConfig(Section):
         if self.validation.every is not None:
             return self.validation.every
         return VALIDATE_EVERY if self.data.held_out else 0
-
-
-PATHS = (("model", "path"), ("data", "train"), ("data", "validation"), ("critic", "path"), ("reference", "path"),
-         ("reward", "model"))  # fmt: skip
-"""The keys of a job that are paths."""
-CODE = (("", "recipe"), ("reward", "score"), ("algorithm", "advantage"), ("algorithm", "loss"))
-"""The keys that may be `<file.py>:<name>`."""
 
 
 def apply_override(table: dict[str, Any], override: str) -> None:
@@ -343,22 +379,6 @@ def apply_override(table: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"override {override!r}: {part!r} is a value, not a section")
     table[last] = value
-
-
-def _resolve(table: dict[str, Any], base: Path) -> None:
-    """Makes the paths of a job absolute, in place; `<file.py>:<function>` as well. An id of the Hub stays, unless it is
-    a path here."""
-    for section, key in PATHS:
-        inner = table.get(section)
-        value = inner.get(key) if isinstance(inner, dict) else None
-        if isinstance(value, str) and (HubId.parse(value) is None or (base / value).exists()):
-            inner[key] = str((base / value).resolve())  # type: ignore[index]  # a dict: value came out of it
-    for section, key in CODE:
-        holder = table.get(section) if section else table
-        value = holder.get(key) if isinstance(holder, dict) else None
-        if isinstance(value, str) and ".py:" in value and "://" not in value:
-            file, _, name = value.rpartition(":")
-            holder[key] = f"{(base / file).resolve()}:{name}"  # type: ignore[index]  # a dict: value came out of it
 
 
 def _fields_at(path: Sequence[str | int]) -> list[str]:
@@ -393,7 +413,7 @@ def parse_job(table: Mapping[str, Any], *, base: Path, where: str = "job") -> Jo
     """Builds the job from a parsed TOML or JSON table. Raises ConfigError with one line per mistake."""
     resolved = {k: dict(v) if isinstance(v, dict) else v for k, v in table.items()}
     check_values(table, where)
-    _resolve(resolved, base)
+    resolve(resolved, base)
     try:
         return JobConfig.model_validate(resolved)
     except ValidationError as error:

@@ -16,19 +16,18 @@ import datetime
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
 
+from functions.base.chat import Prompt
 from functions.base.rows import ground_truths
 from functions.base.wire import Json
 from orchestrator.base.errors import DataError
 
-Messages = Sequence[Mapping[str, Any]]
-Prompt = str | Messages
 NAMED = 8
 """How many offending rows an error names before it only counts."""
 
@@ -211,7 +210,7 @@ class Tokenized:
 
 def tokenize(
     rows: Sequence[Row],
-    encode: Callable[[Prompt], Sequence[int]],
+    encode: Callable[[Row], Sequence[int]],
     *,
     max_prompt_length: int,
     over_long: Literal["error", "drop"] = "error",
@@ -226,7 +225,7 @@ def tokenize(
     dropped: list[tuple[Row, int]] = []
     for row in rows:
         try:
-            ids = encode(row.prompt)
+            ids = encode(row)
         except ValueError as error:
             raise DataError(f"{row.where}: {error}") from error
         if not ids:

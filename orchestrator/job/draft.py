@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from functions.base.chat import Chat
 from functions.base.rows import ground_truths
 from orchestrator.base.errors import ConfigError, DataError
 from orchestrator.job import hub_data
-from orchestrator.job.chat import Chat
 from orchestrator.job.data import Row, read_rows
 from orchestrator.job.hub import MODEL_FILES, HubId, snapshot
 

@@ -18,7 +18,9 @@ from orchestrator.platforms.base import FunctionSpec
 
 def function_specs(job: JobConfig, models: Sequence[str]) -> list[FunctionSpec]:
     """In the order in which a step first uses them."""
-    return [_spec(job, role) for role in roles_of(models, tail=TAIL in job.functions)]
+    environment = () if job.environment is None else ("environment",)
+    roles = roles_of([*models, *environment], tail=TAIL in job.functions)
+    return [_spec(job, role) for role in roles if role.name != "reward" or job.reward.score != "environment"]
 
 
 def generators(job: JobConfig) -> list[str]:

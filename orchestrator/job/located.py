@@ -11,8 +11,9 @@ from typing import Any
 
 from orchestrator.base.errors import ConfigError
 from orchestrator.job import hub_data
-from orchestrator.job.config import PATHS, JobConfig
+from orchestrator.job.config import JobConfig
 from orchestrator.job.hub import MODEL_FILES, HubId, snapshot
+from orchestrator.job.paths import PATHS
 
 
 def pinned(job: JobConfig, *, cached_only: bool = False) -> JobConfig:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from functions.base.chat import Chat
 from functions.base.wire import Json
 from orchestrator.base.errors import ConfigError, DataError
-from orchestrator.job.chat import Chat
 from orchestrator.job.config import JobConfig
-from orchestrator.job.data import Cursor, Prompt, Row, Tokenized, digest, next_batch, read_rows, split, tokenize
+from orchestrator.job.data import Cursor, Row, Tokenized, digest, next_batch, read_rows, split, tokenize
+from orchestrator.job.environment import environment_tools, tools_of
 from orchestrator.job.located import data_files
 
 NOTHING = Tokenized([], [], [])
@@ -42,7 +43,7 @@ class PromptSource:
     def load(cls, job: JobConfig) -> PromptSource:
         """Reads the job's data with the tokenizer of its model. Raises ConfigError, DataError: one line each."""
         try:
-            chat = Chat.load(Path(job.model.path))
+            chat = Chat.load(Path(job.model.path), job.data.chat_template_kwargs)
         except ValueError as error:
             raise ConfigError(f"model.path: {error}") from error
         if job.data.apply_chat_template and not chat.has_template:
@@ -55,9 +56,13 @@ class PromptSource:
         elif job.data.validation_fraction:
             train, held_out = split(train, job.data.validation_fraction, job.seed)
 
-        def encode(prompt: Prompt) -> Sequence[int]:
-            told = job.data.apply_chat_template and isinstance(prompt, str)
-            return chat.encode([{"role": "user", "content": prompt}] if told else prompt)
+        tools = {} if job.environment is None else environment_tools(job, chat)
+
+        def encode(row: Row) -> Sequence[int]:
+            prompt = row.prompt
+            if isinstance(prompt, str) and (job.data.apply_chat_template or tools):
+                prompt = [{"role": "user", "content": prompt}]
+            return chat.encode(prompt, tools_of(row, tools) if tools else None)
 
         def encoded(rows: Sequence[Row]) -> Tokenized:
             return tokenize(rows, encode, max_prompt_length=job.data.max_prompt_length, over_long=job.data.over_long)

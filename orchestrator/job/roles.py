@@ -16,12 +16,13 @@ from orchestrator.planner.base import TAIL
 class Role:
     name: str
     """Of the function: `[functions.<name>]`."""
-    kind: Literal["generate", "reward", "reference", "train"]
+    kind: Literal["generate", "environment", "reward", "reference", "train"]
     """What its replicas run (functions/server/kinds.py)."""
     operation: str
     """Of its calls."""
     model: str
-    """Which of the job's models it asks, or trains: a job with this model has the function."""
+    """Which of the job's models it asks, or trains: a job with this model has the function. The environment's is none
+    of them."""
     directory: str
     """The job's key of the directory that the model starts from; not set: it starts from the policy's."""
     objective: Literal["policy", "value"] | None = None
@@ -32,6 +33,7 @@ class Role:
 ROLES = (
     Role("generate",          "generate",  "generate", "actor",       "model.path"),
     Role(TAIL,                "generate",  "generate", "actor",       "model.path"),
+    Role("environment",       "environment", "act",    "environment", "model.path"),
     Role("reward",            "reward",    "score",    "reward",      "reward.model"),
     Role("reference",         "reference", "logprobs", "reference",   "reference.path"),
     Role("critic",            "reference", "values",   "critic",      "critic.path"),

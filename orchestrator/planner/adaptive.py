@@ -33,8 +33,8 @@ from orchestrator.planner.cuts import Dealt
 from orchestrator.planner.dealings import dealings, promising, states
 from orchestrator.planner.learned import LearnedCosts, Priors
 from orchestrator.planner.lengths import LengthModel
-from orchestrator.planner.outline import RIVALS, Outline, Outliner
-from orchestrator.planner.policies import Policy
+from orchestrator.planner.outline import RIVALS, Outline, Outliner, Outlines
+from orchestrator.planner.policies import TURNS, Policy
 from orchestrator.planner.prefixes import Prefixes
 from orchestrator.planner.prewarm import prewarm_at_s
 from orchestrator.planner.scaling import Goal, Unmet, choose
@@ -45,6 +45,8 @@ from orchestrator.planner.training import PACES
 Array = npt.NDArray[np.float64]
 
 PACES_KEPT = 16
+CHANGE = 1.03
+"""How much better it has to be to take turns where functions did not in the last step, or not to where they did."""
 SLOW = 0.85
 """Quantile of the steps' paces that is slow: a deadline is planned for with it."""
 HAND_OVER_S = 0.005
@@ -55,17 +57,20 @@ HAND_OVER_S = 0.005
 class AdaptivePlanner:
     """`pool_gpus`: GPUs that all functions share (None: each function has its own).
 
+    `turns`: what functions cost that take turns on all of them; None: they cannot.
     `detailed`: all points of the curve are worked out in full, not only those whose first estimate is best.
     """
 
     def __init__(
         self, policy: Policy, *, goal: Goal | None = None, priors: Priors | None = None,
-        pool_gpus: int | None = None, gangs: Collection[str] = ("train",), detailed: bool = False,
+        pool_gpus: int | None = None, gangs: Collection[str] = ("train",), turns: Priors | None = None,
+        detailed: bool = False,
     ) -> None:  # fmt: skip
         self.policy = policy
         self.goal = goal or Goal()
         self.lengths = LengthModel()
         self.learned = LearnedCosts(priors, gangs=gangs, shared=pool_gpus is not None)
+        self.turns = None if turns is None else LearnedCosts(turns, gangs=gangs, shared=True)
         self.pool_gpus = pool_gpus
         self.detailed = detailed
         self._static = StaticPlanner(keep_warm=policy.keep)
@@ -74,28 +79,33 @@ class AdaptivePlanner:
         self._begun = False
         """After the first step, in which the platform starts too."""
         self._prewarmed: frozenset[str] = frozenset()
-        self._pace: deque[float] = deque(maxlen=PACES_KEPT)
+        self._pace: dict[bool, deque[float]] = {turns: deque(maxlen=PACES_KEPT) for turns in (False, True)}
+        """How long steps took against their predictions, in turns and not; without those before any length was seen."""
 
     def plan(self, request: StepRequest) -> StepPlan:
         check(request)
         self._last = self._plan(request)
         self._prewarmed = frozenset(self._last.prewarm_s) | self._warm
-        self._warm = self._last.keep | frozenset(self._last.prewarm_next_s)
+        self._warm = (self._last.keep if not self._last.turns else frozenset()) | frozenset(self._last.prewarm_next_s)
         return self._last
 
     def observe(self, observation: StepObservation) -> dict[str, float]:
         metrics = self._static.observe(observation)
         for name in self._prewarmed:  # partly over when they were called
             metrics.pop(f"planner/start_s/{name}", None)
+        guessed = not self.lengths.ewma
         metrics |= self.lengths.observe(observation.lengths)
         every = np.array([x for values in observation.lengths.values() for x in values], dtype=np.float64)
-        metrics |= self.learned.observe(
+        in_turns = self._last is not None and self._last.turns
+        learned = self.turns if in_turns and self.turns is not None else self.learned
+        metrics |= learned.observe(
             observation.calls, every, observation.step_s if self._begun else None, self._prewarmed
         )
         self._begun = True
         if self._last is not None and self._last.predicted_step_s is not None:
             predicted = {"step": (self._last.predicted_step_s, observation.step_s)}
-            self._pace.append(observation.step_s / self._last.predicted_step_s)
+            if not guessed:
+                self._pace[self._last.turns].append(observation.step_s / self._last.predicted_step_s)
             if self._last.predicted_cost_usd is not None and observation.cost_usd > 0:
                 predicted["cost"] = (self._last.predicted_cost_usd, observation.cost_usd)
             for name, (was, is_) in predicted.items():
@@ -118,35 +128,55 @@ class AdaptivePlanner:
         if generate is None:
             plan = self._static.plan(request)
             return replace(plan, overlap=self.policy.fuse != "no")
-        costs, n = self._costs(request), request.samples_per_prompt
+        n, most = request.samples_per_prompt, self._most(request.functions[GENERATE])
         prompt_tokens = np.array([len(p.tokens) for p in request.prompts], dtype=np.float64)
         load = Workload(np.repeat(prompt_tokens, n), predicted.samples(n, request.step), n)
-        case = Case(costs, self.policy, load, request.streamed, self._paces())
+        cases = [Case(self._costs(request, self.learned), self.policy, load, request.streamed, self._paces(False))]
+        if self.turns is not None:
+            held = self._costs(request, self.turns)
+            cases += [Case(held, policy, load, frozenset(), self._paces(True)) for policy in TURNS]
         prefixes = Prefixes([p.tokens for p in request.prompts])
-        every = dealings(case, predicted, prefixes, self._most(costs.limits[GENERATE]))
-        dealt = [
-            Dealt(dealing.shards, self._tail(states(case, dealing.shards, prefixes), costs))
-            for dealing in promising(case, every, self.detailed)
-        ]
         usd = 1.0 if any(f.usd_per_hour > 0 for f in request.functions.values()) else 0.0
-        front = Outliner(case).outlines(dealt, rivals=math.inf if self.detailed else RIVALS)
-        columns = (front.steps.shards, front.steady_s, usd * front.cost, front.gpu_s)
-        points = [CurvePoint(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-        row = self._choose(points)
-        chosen = front.outline(row)
+        fronts: list[tuple[Case, Outlines]] = []
+        points: list[CurvePoint] = []
+        places: list[tuple[int, int]] = []
+        for case in cases:
+            every = dealings(case, predicted, prefixes, most)
+            dealt = [
+                Dealt(dealing.shards, self._tail(states(case, dealing.shards, prefixes), case))
+                for dealing in promising(case, every, self.detailed)
+            ]
+            front = Outliner(case).outlines(dealt, rivals=math.inf if self.detailed else RIVALS)
+            columns = (front.steps.shards, front.steady_s, usd * front.cost, front.gpu_s)
+            places += [(len(fronts), row) for row in range(len(front.cost))]
+            points += [CurvePoint(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+            fronts.append((case, front))
+        place = self._choose([self._weighed(p, fronts[at][0]) for p, (at, _) in zip(points, places, strict=True)])
+        case, front = fronts[places[place][0]]
         order = sorted(points, key=lambda p: self.goal.rank(p.time_s, p.cost_usd), reverse=True)
-        worked = {p.replicas: p for p in (*order, points[row])}
-        return self._to_plan(request, points[row], chosen, [*worked.values()], costs)
+        curve = {p.replicas: p for p in (*order, points[place])}
+        return self._to_plan(request, points[place], front.outline(places[place][1]), [*curve.values()], case)
 
-    def _tail(self, states: Sequence[ShardState], costs: Costs) -> Tail:
-        limits, function = costs.limits[GENERATE], costs.tail_function if self.policy.tail_function else None
+    def _weighed(self, point: CurvePoint, case: Case) -> CurvePoint:
+        """As such steps went against their predictions; what it costs to begin to take turns, or to end it, has to come
+        back."""
+        if self.turns is None or self._last is None:
+            return point
+        turns = case.policy.colocated
+        factor = float(np.median([1.0, 1.0, *self._pace[turns]]))
+        factor *= CHANGE if self._last.turns != turns else 1.0
+        return replace(point, time_s=factor * point.time_s, cost_usd=factor * point.cost_usd)
+
+    def _tail(self, states: Sequence[ShardState], case: Case) -> Tail:
+        costs = case.costs
+        limits, function = costs.limits[GENERATE], costs.tail_function if case.policy.tail_function else None
         return Tail(states, costs.generate, max_batch=limits.max_batch, kv_tokens=limits.kv_tokens, function=function)
 
-    def _paces(self) -> Sequence[float]:
+    def _paces(self, case_turns: bool) -> Sequence[float]:
         """How steps went against their predictions: a low, a middle and a high one."""
-        if len(self._pace) < PACES_KEPT // 2:
+        if len(self._pace[case_turns]) < PACES_KEPT // 2:
             return PACES
-        return [float(q) for q in np.quantile(np.array(self._pace), (0.15, 0.5, SLOW))]
+        return [float(q) for q in np.quantile(np.array(self._pace[case_turns]), (0.15, 0.5, SLOW))]
 
     def _choose(self, points: Sequence[CurvePoint]) -> int:
         """The place of the point that meets the goal, with the margin where one does. Before any length was seen no
@@ -171,12 +201,14 @@ class AdaptivePlanner:
         """
         if self.goal.deadline_s is None:
             return self.goal
-        late = float(np.quantile(np.array(self._pace), SLOW)) if self._pace else PACES[-1]
+        pace = [*self._pace[False], *self._pace[True]]
+        late = float(np.quantile(np.array(pace), SLOW)) if pace else PACES[-1]
         return replace(self.goal, deadline_s=self.goal.deadline_s / max(1.0, late))
 
     def _to_plan(
-        self, request: StepRequest, point: CurvePoint, chosen: Outline, curve: Sequence[CurvePoint], costs: Costs
+        self, request: StepRequest, point: CurvePoint, chosen: Outline, curve: Sequence[CurvePoint], case: Case
     ) -> StepPlan:  # fmt: skip
+        policy, costs = case.policy, case.costs
         replicas = {
             name: len(chosen.shards) if name == GENERATE
             else chosen.followers[name] if name in chosen.followers
@@ -194,7 +226,7 @@ class AdaptivePlanner:
         stream_s = {name: t.call_s if name not in groups else 0.0 if early else t.open_s for name, t in streams.items()}
         prewarm: dict[str, float] = {}
         ahead: dict[str, float] = {}
-        if self.policy.prewarm:
+        if policy.prewarm:
             prewarm = {
                 stage.function: prewarm_at_s(stage.start_s, self.learned.starts_s(stage.function))
                 for stage in chosen.stages
@@ -209,15 +241,16 @@ class AdaptivePlanner:
             replicas=replicas,
             shards=chosen.shards,
             micro_batch=chosen.micro_batch,
-            overlap=self.policy.fuse != "no",
+            overlap=policy.fuse != "no",
             stream_s=stream_s,
             stream_groups=groups,
-            chunk=16 if self.policy.fuse == "no" else self._chunk(chosen),
+            chunk=16 if policy.fuse == "no" else self._chunk(chosen),
             stream_part=max(request.samples_per_prompt, -(-len(request.prompts) * request.samples_per_prompt // 128)),
             cut_below=chosen.tail.cut_below,
             migrate_to=chosen.tail.migrate_to,
             tail=chosen.tail.function,
-            keep=frozenset(request.functions) - {TAIL} if self.policy.keep else frozenset(),
+            keep=frozenset(request.functions) - {TAIL} if policy.keep else frozenset(),
+            turns=policy.colocated and self.turns is not None,
             prewarm_s=prewarm,
             prewarm_next_s=ahead,
             generated_s=last_s,
@@ -247,29 +280,27 @@ class AdaptivePlanner:
         longest = max(len(shard) for shard in chosen.shards)
         return max(1, min(longest, math.ceil(longest * HAND_OVER_S / (0.05 * max(generation_s, 1e-9)))))
 
-    def _costs(self, request: StepRequest) -> Costs:
-        generate = self.learned.generate
+    def _costs(self, request: StepRequest, learned: LearnedCosts) -> Costs:
+        generate = learned.generate
         assert generate is not None, "the caller has looked"
-        work = {name: self.learned.work(name) for name in request.functions if name != GENERATE}
+        work = {name: learned.work(name) for name in request.functions if name != GENERATE}
         known = {name: cost for name, cost in work.items() if cost is not None}
         priced = any(limits.usd_per_hour > 0 for limits in request.functions.values())
         return Costs(
             generate=generate,
             followers={
-                name: cost.times(self.learned.passes(name))
-                for name, cost in known.items()
-                if name not in self.learned.gangs
+                name: cost.times(learned.passes(name)) for name, cost in known.items() if name not in learned.gangs
             },
-            trainers={name: cost for name, cost in known.items() if name in self.learned.gangs},
-            start_s={name: self.learned.start_s(name) for name in request.functions},
+            trainers={name: cost for name, cost in known.items() if name in learned.gangs},
+            start_s={name: learned.start_s(name) for name in request.functions},
             price={
                 name: limits.usd_per_hour / 3600.0 if priced else float(limits.gpus or 1)
                 for name, limits in request.functions.items()
             },
             limits=request.functions,
-            between_s=self.learned.between_s,
+            between_s=learned.between_s,
             warm=self._warm,
-            tail=self.learned.tail,
+            tail=learned.tail,
             pool_gpus=self.pool_gpus,
         )
 

@@ -13,6 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Cut = Literal["never", "fixed", "chosen"]
+Fuse = Literal["no", "yes", "chosen"]
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -21,8 +24,8 @@ class Policy:
     """All that are allowed; argmin lam T / T_all + (1 - lam) C / C_all (RLHFless, lam = 0.5); or what the goal says."""
     shards: Literal["balanced", "similar", "chosen"]
     """Equal work in each; runs of similar predicted length; or whichever of the two the goal prefers."""
-    cut: Literal["never", "fixed", "chosen"]
-    fuse: Literal["no", "yes", "chosen"]
+    cut: Cut
+    fuse: Fuse
     """Whether finished samples are handed on while generation runs: always, or as pays."""
     keep: bool
     """All functions stay up between steps; else none does."""
@@ -45,3 +48,10 @@ ADAPTIVE = Policy(
     "adaptive", "goal", "chosen", "chosen", "chosen", keep=False, prewarm=True, colocated=False, stream=True,
     tail_function=True, old_logprobs=False,
 )  # fmt: skip
+_HELD: tuple[tuple[Cut, Fuse], ...] = (("never", "no"), ("fixed", "yes"), ("chosen", "yes"))
+TURNS = tuple(
+    Policy("turns", "all", "balanced", *how, keep=True, prewarm=False, colocated=True, old_logprobs=False)
+    for how in _HELD
+)
+"""Ways to hold all GPUs and take turns on them, which `adaptive` weighs where functions can: as a reserved cluster
+does, as RLHFuse does, with a cut that is chosen."""

@@ -39,7 +39,7 @@ class KnativeConfig(Section):
     """Where and how functions run on a cluster; `[platform.knative]`."""
 
     image: str
-    images: Mapping[Literal["generate", "reward", "reference", "train"], str] = {}
+    images: Mapping[Literal["generate", "environment", "reward", "reference", "train"], str] = {}
     """Over `image`, by kind of function."""
     namespace: str = "default"
     context: str | None = None

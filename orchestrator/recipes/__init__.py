@@ -8,6 +8,7 @@ from orchestrator.recipes.base import Recipe, recipe, recipe_from_file
 from orchestrator.recipes.cispo import cispo
 from orchestrator.recipes.dapo import dapo
 from orchestrator.recipes.distillation import distillation, topk_distillation
+from orchestrator.recipes.gigpo import gigpo
 from orchestrator.recipes.grpo import dr_grpo, grpo
 from orchestrator.recipes.gspo import gspo
 from orchestrator.recipes.ppo import ppo
@@ -28,6 +29,7 @@ RECIPES: dict[str, Recipe] = {
         reinforce_plus_plus_baseline,
         dapo,
         gspo,
+        gigpo,
         cispo,
         safe_rlhf,
         distillation,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from functions.base.suggest import did_you_mean
@@ -11,11 +12,13 @@ from functions.base.wire import Json
 from functions.call.function import FatalError
 from functions.call.train_params import ROLLOUT_BOUNDS, TrainParams
 from orchestrator.base.errors import ConfigError
+from orchestrator.job.chat import Chat
 from orchestrator.job.config import JobConfig, OptimConfig
 from orchestrator.job.roles import BY_NAME, TRAINERS
 from orchestrator.recipes.base import Recipe
 
-OWN = ("optimizer", "model", "objective", "temperature", "top_p", "top_k", "max_response_length", "dropped", "epochs",
+OWN = ("optimizer", "model", "objective", "temperature", "top_p", "top_k", "min_p",
+       "repetition_penalty", "banned", "max_response_length", "dropped", "epochs",
        "mini_batches", "micro_batch_tokens", "dtype", "gradient_checkpointing", "lora")  # fmt: skip
 """Params that other sections of a job say."""
 
@@ -31,11 +34,12 @@ def train_settings(job: JobConfig, recipe: Recipe) -> dict[str, TrainParams]:
     for key in job.algorithm:
         if key in OWN:
             raise ConfigError(f"algorithm.{key}: is set by [train], [rollout] or [model], not here")
-    rank = job.model.lora_rank
-    settings = merged(_kept_settings(job, recipe), job.algorithm) | {
+    rank, weights = job.model.lora_rank, {"score": {"weights": dict(job.reward.weights)}} if job.reward.weights else {}
+    settings = merged(merged(_kept_settings(job, recipe), weights), job.algorithm) | {
         "temperature": job.rollout.temperature or 1.0,
         "top_p": job.rollout.top_p if job.rollout.temperature else 1.0,  # greedy: of the whole distribution
         "top_k": job.rollout.top_k if job.rollout.temperature else 0,
+        **_of_sampling(job),
         "max_response_length": job.rollout.max_response_length,
         "max_rollout_logprob_diff": rollout_diff(job, recipe),
         "epochs": job.train.epochs,
@@ -46,6 +50,11 @@ def train_settings(job: JobConfig, recipe: Recipe) -> dict[str, TrainParams]:
         "lora": {"rank": rank, "alpha": job.model.lora_alpha} if rank else None,
     }
     trained = [role for model, role in TRAINERS.items() if model in {"actor", *recipe.models}]
+    if settings.get("advantage") == "gigpo" and job.reward.score != "environment":
+        raise ConfigError(
+            f"algorithm.advantage: 'gigpo' wants rewards of turns, got reward.score = {job.reward.score!r} "
+            '(wants "environment")'
+        )
     optimizers = {"policy": _optimizer(job, job.train), "value": _optimizer(job, job.critic)}
     try:
         return {
@@ -56,6 +65,21 @@ def train_settings(job: JobConfig, recipe: Recipe) -> dict[str, TrainParams]:
         }  # fmt: skip
     except FatalError as error:
         raise ConfigError(str(error).replace("params", "algorithm", 1)) from error
+
+
+def _of_sampling(job: JobConfig) -> Json:
+    """What else log-probabilities are compared under, where the job says anything. Raises ConfigError."""
+    found: Json = {}
+    if job.rollout.min_p and job.rollout.temperature:
+        found["min_p"] = job.rollout.min_p
+    if job.rollout.repetition_penalty != 1:
+        found["repetition_penalty"] = job.rollout.repetition_penalty
+    if job.rollout.bad_words:
+        try:
+            found["banned"] = Chat.load(Path(job.model.path)).words(job.rollout.bad_words)
+        except ValueError as error:
+            raise ConfigError(f"model.path: {error}") from error
+    return found
 
 
 def _kept_settings(job: JobConfig, recipe: Recipe) -> Json:

@@ -23,14 +23,15 @@ MAY_CHANGE: Mapping[str, frozenset[str]] = {
     "data": frozenset({"train", "validation"}),
     "rollout": frozenset({"engine", "vllm", "slots"}),
     "reward": frozenset({"model", "timeout_s", "sandbox", "sandbox_timeout_s", "sandbox_memory_mb"}),
+    "environment": frozenset({"timeout_s", "concurrency"}),
     "train": frozenset({"micro_batch_tokens", "gradient_checkpointing"}),
     "critic": frozenset({"path"}),
 }
 """Keys that may be another in a resumed run: where things lie (what lies there has digests of its own), and speed."""
 JOURNAL = "journal/"
 """Where the records lie."""
-FOLLOWED = ("seed", "recipe", "deterministic", "model", "data", "rollout", "reward", "algorithm", "recipe_options",
-            "train", "critic")  # fmt: skip
+FOLLOWED = ("seed", "recipe", "deterministic", "model", "data", "rollout", "reward", "environment", "algorithm",
+            "recipe_options", "train", "critic")  # fmt: skip
 """The parts of a job that its history follows from."""
 
 
@@ -51,8 +52,10 @@ class RunIdentity:
     @classmethod
     def of(cls, id: str, where: str, job: JobConfig) -> RunIdentity:
         table = job.model_dump(mode="json", include=set(FOLLOWED))
-        for section, keys in MAY_CHANGE.items():
-            table[section] = {key: value for key, value in table[section].items() if key not in keys}
+        if table["environment"] is None:
+            del table["environment"]
+        for section in MAY_CHANGE.keys() & table.keys():
+            table[section] = {key: value for key, value in table[section].items() if key not in MAY_CHANGE[section]}
         return cls(id, where, {name: checksum(canonical(value))[:16] for name, value in table.items()})
 
     def to_json(self) -> Json:
@@ -74,7 +77,7 @@ class RunIdentity:
                 f"exchange.url: under this job's name it holds run {found.id} ({found.where}), and this is run "
                 f"{self.id} ({self.where}); start it as name=OTHER or with another exchange.url"
             )
-        changed = [name for name in FOLLOWED if found.job.get(name) != self.job[name]]
+        changed = [name for name in FOLLOWED if found.job.get(name) != self.job.get(name)]
         if changed:
             raise RunError(
                 f"{self.where}/job.toml: {', '.join(changed)} is not what the run began with; "

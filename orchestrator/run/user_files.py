@@ -1,8 +1,9 @@
 """The user's own code, on its way to functions that do not see the user's disk (docs/knative.md).
 
-`file.py:name` in `reward.score`, `algorithm.advantage`, `algorithm.loss` becomes `exchange:files/<sha>/file.py:name`:
-the file goes into the job's exchange, and a replica takes it from there (functions/call/userfile.py). Models travel as
-versions, prompts with their calls: nothing else of a job is read from a disk by functions.
+`file.py:name` in `reward.score`, `environment.kind`, `algorithm.advantage`, `algorithm.loss` becomes
+`exchange:files/<sha>/file.py:name`: the file goes into the job's exchange, and a replica takes it from there
+(functions/call/userfile.py). Models travel as versions, prompts with their calls: nothing else of a job is read from a
+disk by functions.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from functions.call.train_params import TrainParams
 from functions.call.userfile import CARRIED
 from orchestrator.base.errors import ConfigError
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.job.config import JobConfig
+from orchestrator.job.environment_config import SCHEMES
 
 FILES = "files/"
 
@@ -35,12 +38,16 @@ async def carry(
         )
         for model, params in settings.items()
     }
-    return job.model_copy(update={"reward": job.reward.model_copy(update={"score": score})}), told
+    changed: dict[str, Any] = {"reward": job.reward.model_copy(update={"score": score})}
+    if job.environment is not None:
+        kinds = {n: await _carried(store, "environment.kind", kind) for n, kind in job.environment.kinds.items()}
+        changed["environment"] = job.environment.model_copy(update={"kind": kinds})
+    return job.model_copy(update=changed), told
 
 
 async def _carried(store: AsyncExchange, key: str, name: str) -> str:
     where, _, attribute = name.rpartition(":")
-    if not where.endswith(".py") or "://" in name:
+    if not where.endswith(".py") or "://" in name or name.startswith(SCHEMES):
         return name
     path = Path(where)
     try:

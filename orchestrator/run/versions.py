@@ -72,10 +72,13 @@ async def digests(store: AsyncExchange, versions: Mapping[str, Version]) -> dict
     return {model: await store.run(partial(digest, version)) for model, version in versions.items()}
 
 
-async def keep(store: AsyncExchange, history: Sequence[dict[str, Version]], count: int) -> None:
-    """Deletes all but the newest `count` committed versions of each trained model, and the one the job started from."""
+async def keep(
+    store: AsyncExchange, history: Sequence[dict[str, Version]], count: int, best: Mapping[str, Version]
+) -> None:
+    """Deletes all but the newest `count` committed versions of each trained model, the one the job started from and
+    the `best`."""
     for model in history[-1]:
-        used = {v for versions in (history[0], *history[-count:]) for v in versions.values() if v.model == model}
+        used = {v for versions in (history[0], best, *history[-count:]) for v in versions.values() if v.model == model}
         if used:
             await store.run(partial(keep_only, store.exchange, model, used))
 

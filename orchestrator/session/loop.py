@@ -18,7 +18,8 @@ again at once, and only what is gone is made again (run/lost.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+import json
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,13 @@ from orchestrator.run.journal import Journal, Record
 from orchestrator.run.ledger import Cost
 from orchestrator.run.lost import forget_lost
 from orchestrator.session.plan_request import plan_request
+from orchestrator.session.scores import (
+    best_record,
+    check_metric,
+    majority_metrics,
+    stopped_early,
+    validation_metrics,
+)
 from orchestrator.step.context import Context, Execution
 from orchestrator.step.dataflow import StageTime, StepReport
 from orchestrator.step.plan_clock import PlanClock
@@ -103,10 +111,18 @@ class Loop:
             with self.tracing.span("step", {"rlhf.step": 0}):
                 await self._until_whole(0, self._commit_start)
         self.prompts.check_unchanged(self.last.history)
-        while len(self.journal.records) <= self.job.steps:
+        while len(self.journal.records) <= self.job.steps and not self._stopped():
             with self.tracing.span("step", {"rlhf.step": len(self.journal.records)}):
                 await self._until_whole(len(self.journal.records), self._step)
         await self.fleet.keep((), lambda _name: 0)
+
+    def _stopped(self) -> bool:
+        """Whether validation has been no better for as long as the job waits."""
+        patience, best = self.job.validation.patience, self.job.checkpoints.best
+        if patience is None or best is None or not stopped_early(self.journal.records, best, patience):
+            return False
+        self.fleet.invoker.note(f"stopped after step {self.last.step}: {best} was no better in {patience} validations")
+        return True
 
     @property
     def tracing(self) -> Tracing:
@@ -211,8 +227,15 @@ class Loop:
             accuracy = await step.column("acc", samples, columns)
         report.metrics |= validation_metrics(held_out, accuracy or scores, scores, config.n)
         report.observed[ACCURACY_GIVEN] = float(bool(accuracy))
+        if not self.job.steps:  # an evaluation: what was answered is all there is
+            report.texts += context.report.texts
+            texts = [json.loads(line) for ref in report.texts for line in (await self.store.get(ref)).splitlines()]
+            report.metrics |= majority_metrics(held_out, texts, config.n)
+        if self.job.checkpoints.best is not None:
+            check_metric(report.metrics, self.job.checkpoints.best)
         report.calls += context.report.calls
-        report.validation_texts += context.report.texts
+        if self.job.steps:
+            report.validation_texts += context.report.texts
         report.stages.append(StageTime("testing", "generate", start_s, now_s()))
 
     async def _commit(
@@ -242,7 +265,10 @@ class Loop:
             },
         )
         self.on_commit(StepResult(record, report, plan, start_s, stop_s))
-        await model_versions.keep(self.store, [r.versions for r in self.journal.records], self.job.checkpoints.keep)
+        records, metric = self.journal.records, self.job.checkpoints.best
+        best = best_record(records, metric) if metric is not None else None
+        wanted = [r.versions for r in records]
+        await model_versions.keep(self.store, wanted, self.job.checkpoints.keep, best.versions if best else {})
         for prefix in (f"calls/s{number:06d}.", f"batches/s{number:06d}/"):
             await self.store.delete(prefix)
 
@@ -257,20 +283,6 @@ def _leaves(group: BaseExceptionGroup[ValueLost]) -> list[ValueLost]:
 
 def no_more_prompts() -> PromptSet:
     raise RunError("validation draws no further prompts")
-
-
-def validation_metrics(
-    prompts: PromptSet, accuracy: Mapping[int, Sequence[float]], scores: Mapping[int, Sequence[float]], n: int
-) -> dict[str, float]:
-    """verl's `val-core/<data_source>/acc/mean@n`, and the mean score beside it."""
-    metrics: dict[str, float] = {}
-    for source in sorted({row["data_source"] for row in prompts.rows}):
-        groups = [g for g, row in zip(prompts.groups, prompts.rows, strict=True) if row["data_source"] == source]
-        for name, values in (("val-core/{}/acc/mean@{}", accuracy), ("val-core/{}/reward/mean@{}", scores)):
-            found = [value for group in groups for value in values.get(group, ())]
-            if found:
-                metrics[name.format(source, n)] = sum(found) / len(found)
-    return metrics
 
 
 def observed_metrics(report: StepReport, spent: Cost, start_s: float, stop_s: float) -> dict[str, float]:

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.base.errors import ConfigError, DataError
-from orchestrator.job.config import CODE, JobConfig, apply_override, load_job, parse_job
+from orchestrator.job.config import JobConfig, apply_override, load_job, parse_job
+from orchestrator.job.paths import CODE
 from orchestrator.recipes.base import Recipe
 from orchestrator.run.directory import RunDirectory
 from orchestrator.session import session

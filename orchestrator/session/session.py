@@ -43,6 +43,7 @@ from orchestrator.session.job_planner import job_planner
 from orchestrator.session.loop import Loop
 from orchestrator.session.open_platform import check_platform, open_platform
 from orchestrator.session.recorder import Recorder
+from orchestrator.session.scores import best_record
 from orchestrator.session.view import Snapshot, View
 from orchestrator.telemetry.open_sinks import check_sinks
 from orchestrator.telemetry.otlp import check_exporter, open_tracing
@@ -177,7 +178,10 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
                 raise RunError(f"planner: {error}") from None
             finally:
                 await platform.close()
-        return await export(store, journal.records[-1].versions["actor"], path / "model")
+        if not job.steps:
+            return path
+        best = None if job.checkpoints.best is None else best_record(journal.records, job.checkpoints.best)
+        return await export(store, (best or journal.records[-1]).versions["actor"], path / "model")
 
 
 async def open_store(directory: RunDirectory, job: JobConfig, outages: Outages) -> Exchange:

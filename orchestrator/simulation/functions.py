@@ -45,6 +45,10 @@ class Generate:
     slots: int = 64
     kv_tokens: int | None = None
     share_prefixes: bool = True
+    back_s: float | None = None
+    """From parked to a replica that takes calls; None: it does not park."""
+    leave_s: float = 0.0
+    """Until what has parked has left its GPUs."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,9 @@ class Work:
     state_s: float = 0.0
     """Of train: for one rank alone to read weights and optimizer state before the step, and again to write them after
     it; a gang's ranks share it."""
+    back_s: float | None = None
+    leave_s: float = 0.0
+    """As of Generate."""
 
 
 Model = Generate | Work

@@ -1,10 +1,12 @@
 """A cluster in virtual time: the real loop calls it, its functions' work is a latency model (orchestrator/simulation).
 
-    scale --> starting (waits for free GPUs, then a cold start) --> idle --call--> busy --> idle --> gone
+    scale --> starting (waits for free GPUs, then a start) --> idle --call--> busy --> idle --> zero, or parked
 
-Serverless: a replica takes its GPUs from the pool when it starts, and they are paid for until it is gone. Colocated:
-every function has a place on the same GPUs, which are held and paid for from deploy to close; a call waits until all
-GPUs of its replica are free of other functions' calls (weights stay resident: a place costs nothing more).
+Serverless: a replica takes its GPUs from the pool when it starts, and they are paid for until it is gone. What parks
+leaves its GPUs a little later, and the function's next start takes it up with the versions that it holds. Turns: every
+function has a place on the same GPUs, which are all held and paid for; a call waits until all GPUs of its replica are
+free of other functions' calls (weights stay resident: a place costs nothing more). A pool is colocated for the whole
+job, or a plan says so from step to step (`take_turns`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from orchestrator.simulation.perform import perform
 
 @dataclass(frozen=True)
 class Pool:
-    """GPUs that all functions share. `colocated`: held for the whole job, functions take turns on them."""
+    """GPUs that all functions share. `colocated`: held from the beginning, functions take turns on them."""
 
     gpus: int
     colocated: bool = False
@@ -47,6 +49,9 @@ class _Replica(Life):
     """Started when it has its GPUs."""
 
     place: int = 0
+    gpus: int = 0
+    """That it has taken from the pool."""
+    start_s: float = 0.0
     held: Held = field(default_factory=lambda: Held(""))
     starting: asyncio.Task[None] | None = None
     events: asyncio.Queue[Event | None] | None = None
@@ -57,6 +62,8 @@ class _Function(ReplicaQueue[_Replica]):
     def __init__(self, spec: FunctionSpec, model: Model, platform: SimulatedPlatform) -> None:
         super().__init__(spec)
         self.model, self.platform = model, platform
+        self.parked: list[Held] = []
+        """Processes without a GPU."""
 
     def start(self) -> _Replica:
         return self.platform.start(self)
@@ -78,12 +85,15 @@ class SimulatedPlatform:
 
     def __init__(self, models: Mapping[str, Model], exchange: MemoryExchange, *, pool: Pool | None = None) -> None:
         self._models, self._exchange, self._pool = models, exchange, pool
+        self._turns = pool is not None and pool.colocated
         self.functions: dict[str, _Function] = {}
         self._lives: list[_Replica] = []
-        self._free = 0 if pool is None else pool.gpus
+        self._taken, self._paid_s, self._since_s = 0, 0.0, 0.0
+        """GPUs that replicas have; GPU-seconds paid for until then."""
         self._queue: deque[_Replica] = deque()
         self._numbers = count()
         self._deployed_s: float | None = None
+        self._closing_s: float | None = None
         self._closed_s: float | None = None
         self.spans: list[SimulatedCall] = []
 
@@ -138,24 +148,40 @@ class SimulatedPlatform:
         return usage(self._lives)
 
     async def close(self) -> None:
+        self._closing_s = now_s()
         for function in self.functions.values():
             function.want(0)
             for replica in list(function.replicas):
                 self.end(function, replica)
             function.hand_out()
         await asyncio.sleep(0)
+        self._pay()
         self._closed_s = now_s() if self._closed_s is None else self._closed_s
+
+    def take_turns(self, models: Mapping[str, Model], turns: bool) -> None:
+        """From now on all functions take turns on the whole pool, or none does; their work is that of `models`."""
+        assert self._pool is not None, "asked in a pool only"
+        self._pay()
+        self._turns = turns
+        for name, function in self.functions.items():
+            function.model = models.get(name, function.model)
 
     def gpu_s(self) -> float:
         """GPU-seconds paid for until now."""
-        if self._pool is not None and self._pool.colocated:
-            if self._deployed_s is None:
-                return 0.0
-            return self._pool.gpus * ((self._closed_s or now_s()) - self._deployed_s)
-        return sum(
-            self.functions[u.function].spec.gpus * ((u.stopped_s if u.stopped_s is not None else now_s()) - u.started_s)
-            for u in self.usage()
-        )
+        self._pay()
+        return self._paid_s
+
+    def _pay(self) -> None:
+        until_s = now_s() if self._closed_s is None else self._closed_s
+        if self._deployed_s is not None:
+            held = self._pool.gpus if self._turns and self._pool is not None else self._taken
+            self._paid_s += held * (until_s - max(self._since_s, self._deployed_s))
+        self._since_s = until_s
+
+    def _take(self, gpus: int) -> None:
+        """Less than 0: gives them back."""
+        self._pay()
+        self._taken += gpus
 
     def kill(self, name: str) -> None:
         """A replica dies (a node fails): its call is lost; another one is started while it is wanted."""
@@ -174,6 +200,10 @@ class SimulatedPlatform:
         place = next(k for k in count() if k not in taken)
         name = f"{function.spec.name}-{next(self._numbers)}"
         replica = _Replica(function.spec.name, name, now_s(), place=place, held=Held(name))
+        model = function.model
+        replica.start_s = model.start_s
+        if function.parked and model.back_s is not None:
+            replica.start_s, replica.held.versions = model.back_s, function.parked.pop().versions
         self._lives.append(replica)
         self._queue.append(replica)
         self._admit()
@@ -186,15 +216,23 @@ class SimulatedPlatform:
         if replica.events is not None:
             replica.events.put_nowait(None)
         replica.stop()
+        if function.model.back_s is not None and replica.starting is not None and replica.starting.done():
+            function.parked.append(replica.held)
         if replica in self._queue:
             self._queue.remove(replica)
-        elif self._pool is not None and not self._pool.colocated:
-            self._free += function.spec.gpus
-            self._admit()
+        elif replica.gpus and function.model.leave_s and self._closing_s is None:
+            asyncio.get_running_loop().call_later(function.model.leave_s, self._left, replica)
+        else:
+            self._left(replica)
+
+    def _left(self, replica: _Replica) -> None:
+        self._take(-replica.gpus)
+        replica.gpus = 0
+        self._admit()
 
     def taken(self, function: _Function, replica: _Replica) -> bool:
         """In a colocated pool: whether a call is open on any GPU of the replica's place."""
-        if self._pool is None or not self._pool.colocated:
+        if self._pool is None or not self._turns:
             return False
         mine = self._gpus(function, replica)
         return any(
@@ -212,18 +250,19 @@ class SimulatedPlatform:
 
     def _admit(self) -> None:
         """Gives free GPUs to the replicas that wait for them, in order: none overtakes one that needs more."""
-        limited = self._pool is not None and not self._pool.colocated
         for replica in list(self._queue):
             function = self.functions[replica.function]
-            if limited and function.spec.gpus > self._free:
+            gpus = 0 if self._turns else function.spec.gpus
+            if self._pool is not None and self._taken + gpus > self._pool.gpus:
                 return
             self._queue.popleft()
-            self._free -= function.spec.gpus if limited else 0
+            replica.gpus = gpus
+            self._take(gpus)
             replica.started_s = now_s()
             replica.starting = asyncio.create_task(self._cold_start(function, replica))
 
     async def _cold_start(self, function: _Function, replica: _Replica) -> None:
-        await asyncio.sleep(function.model.start_s)
+        await asyncio.sleep(replica.start_s)
         replica.held.load_ahead(hinted(function.spec.name, self._exchange), function.model, now_s())
         function.up(replica)
 

@@ -78,6 +78,9 @@ class Recorded(Scenario):
     def priors(self, policy: Policy) -> Priors:
         return self.costs
 
+    def turns(self, policy: Policy) -> Priors | None:
+        return None
+
     def models(self, policy: Policy) -> dict[str, Model]:
         kv, found = self.limits(policy)["generate"].kv_tokens, dict[str, Model]()
         for spec in self.functions:

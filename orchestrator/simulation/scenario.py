@@ -18,7 +18,7 @@ from orchestrator.planner.base import TAIL, FunctionLimits
 from orchestrator.planner.devices import Device, ModelShape, kv_capacity_tokens
 from orchestrator.planner.latency import WorkCost, forward_prior, generate_prior, train_prior
 from orchestrator.planner.learned import Priors
-from orchestrator.planner.policies import Policy
+from orchestrator.planner.policies import TURNS, Policy
 from orchestrator.platforms.base import FunctionSpec, Usage
 from orchestrator.simulation.functions import Generate, Model, Work
 from orchestrator.simulation.lengths import Lengths
@@ -58,8 +58,17 @@ class Scenario:
     seed: int = 0
     """Of the order in which prompts are drawn."""
     process_s: float = 2.0
-    """Start of a function without its weights, on a node that has the image and a parked process (engine and graphs up,
-    as after vLLM's level-1 sleep: 0.26 to 3 s on record). 25 s is on record for a process from nothing."""
+    """zero -> working: start of a function without its weights. 25 s is on record for a process from nothing; 2 s was
+    taken for a parked one before those had `back_s`."""
+    back_s: float | None = None
+    """parked -> working, without its weights. All processes are started once, before the first step
+    (Outcome.setup_s), and parked on their nodes from then on; None: nothing parks, a function that goes is zero."""
+    leave_s: float = 0.0
+    """working -> parked: until its GPUs can be given to another pod."""
+    node_gb_s: float | None = None
+    """From the memory of a replica's own node, per GPU; None: there is no node tier, everything crosses the link."""
+    node_gpus: int = 8
+    """GPUs of a node: what a node reads for all of its replicas crosses that many links."""
     link_gb_s: float = 6.25
     """Exchange to GPU, per GPU: g6e.48xlarge has 400 Gbit/s for 8."""
     delta_fraction: float = 0.1
@@ -141,15 +150,18 @@ class Scenario:
         found: dict[str, Model] = {}
         colocated = policy.colocated
         for spec in self.specs(policy):
-            link_bytes_s = 1e9 * self.link_gb_s * max(1, spec.gpus)
-            loads = self.reshard_s if colocated else self.model.weight_bytes / link_bytes_s
+            own = max(1, spec.gpus)
+            loads = self.reshard_s if colocated else self._read_s(self.model.weight_bytes, own)
             delta_s = loads if colocated else self.delta_fraction * loads
-            start_s = 0.0 if colocated else self.process_s
+            start_s, back_s = (0.0, None) if colocated else (self.process_s, self.back_s)
+            if back_s is not None and spec.kind in ("generate", "reference"):  # the version that it held, from the host
+                back_s += self.model.weight_bytes / 1e9 / (self._node_gb_s * own)
+            parks = {"back_s": back_s, "leave_s": 0.0 if back_s is None else self.leave_s}
             if spec.kind == "generate":
                 cost = generate_prior(self.device, self.model, spec.gpus, link_gb_s=self.link_gb_s, call_s=self.call_s)
                 found[spec.name] = Generate(
                     cost, self.lengths, start_s, loads, delta_s, self.slots,
-                    kv_capacity_tokens(self.device, self.model, spec.gpus),
+                    kv_capacity_tokens(self.device, self.model, spec.gpus), **parks,
                 )  # fmt: skip
             elif spec.kind == "reward":
                 cost_of_reward = WorkCost(self.call_s, self.reward_sample_s, 0.0)
@@ -157,14 +169,14 @@ class Scenario:
             elif spec.kind == "reference":
                 forward = forward_prior(self.device, self.model, spec.gpus, call_s=self.call_s)
                 held = (0.0, 0.0) if colocated else (loads, delta_s)
-                found[spec.name] = Work("reference", forward, start_s, *held)
+                found[spec.name] = Work("reference", forward, start_s, *held, **parks)
             else:
                 train = train_prior(self.device, self.model, spec.gpus, call_s=self.call_s, recompute=self.recompute)
                 if policy.old_logprobs and not self.critics:  # with a critic the reference function has them
                     again = forward_prior(self.device, self.model, spec.gpus)
                     train = WorkCost(train.call_s, train.sample_s, train.token_s + again.token_s)
-                state_s = 0.0 if colocated else self.state_bytes / link_bytes_s
-                found[spec.name] = Work("train", train, start_s, state_s=state_s)
+                state_s = 0.0 if colocated else self.state_bytes / 1e9 / (self._node_gb_s * own)
+                found[spec.name] = Work("train", train, start_s, state_s=state_s, **parks)
         return found
 
     def limits(self, policy: Policy) -> dict[str, FunctionLimits]:
@@ -189,7 +201,30 @@ class Scenario:
         assert isinstance(generate, Generate), "generate generates"
         tail = models.get(TAIL)
         wide = tail.cost if isinstance(tail, Generate) else None
-        return Priors(generate.cost, work, {name: m.start_s + m.load_s for name, m in models.items()}, wide)
+        start_s = {name: m.start_s + m.load_s for name, m in models.items()}
+        start_s |= {name: m.back_s + m.delta_s for name, m in models.items() if m.back_s is not None}
+        return Priors(generate.cost, work, start_s, wide)
+
+    def turns(self, policy: Policy) -> Priors | None:
+        """The same where functions take turns on all GPUs, for a policy that may choose to: nothing starts, nothing is
+        loaded but for the reshard before generation."""
+        if policy.replicas != "goal":
+            return None
+        found = self.priors(TURNS[0])
+        assert found.generate is not None, "the roofline"
+        generate = replace(found.generate, call_s=found.generate.call_s + self.reshard_s)
+        return replace(found, generate=generate, start_s=dict.fromkeys(found.start_s, 0.0))
+
+    @property
+    def _node_gb_s(self) -> float:
+        return self.link_gb_s if self.node_gb_s is None else self.node_gb_s
+
+    def _read_s(self, count: float, gpus: int) -> float:
+        """So many bytes that were written elsewhere, to a replica of so many GPUs: over its own links; with a node tier
+        once for all replicas of the node, over all of its links, and from there."""
+        if self.node_gb_s is None:
+            return count / 1e9 / (self.link_gb_s * gpus)
+        return count / 1e9 * (1 / (self.link_gb_s * min(self.node_gpus, self.gpus)) + 1 / (self.node_gb_s * gpus))
 
     def _ranks(self, policy: Policy) -> int:
         """All GPUs where functions take turns on them or ranks are chosen each step; else as configured."""

@@ -46,23 +46,25 @@ def grouped(values: Iterable[tuple[int, int, N]]) -> dict[int, list[N]]:
     return found
 
 
-class Samples(Stream[Finished]):
-    """Finished samples as they come: `per_group` of each of `groups`."""
-
-    def __init__(self, groups: range = range(0), per_group: int = 0) -> None:
-        super().__init__()
-        self.groups, self.per_group = groups, per_group
-
-    async def refs(self) -> list[Ref]:
-        return sorted((item.ref for item in await self.all()), key=lambda ref: ref.key)
-
-
 class Scores(Stream[Event]):
     """`done` events of a stage that says something about samples; their refs are Columns. `group` in their data: that
     of each sample, in any order."""
 
     async def refs(self) -> list[Ref]:
         return sorted((event.ref for event in await self.all() if event.ref is not None), key=lambda ref: ref.key)
+
+
+class Samples(Stream[Finished]):
+    """Finished samples as they come: `per_group` of each of `groups`."""
+
+    def __init__(self, groups: range = range(0), per_group: int = 0) -> None:
+        super().__init__()
+        self.groups, self.per_group = groups, per_group
+        self.environment = Scores()
+        """What the job's environment says of them, where it has one: which failed, and what they scored."""
+
+    async def refs(self) -> list[Ref]:
+        return sorted((item.ref for item in await self.all()), key=lambda ref: ref.key)
 
 
 @dataclass(frozen=True)

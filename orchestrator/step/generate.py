@@ -6,16 +6,19 @@ where tensors pass through the orchestrator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from functions.base.samples import SampleBatch
-from functions.base.wire import CACHES, Call
+from functions.base.wire import CACHES, CALLS, Call, Ref
+from orchestrator.base.canonical import canonical
 from orchestrator.base.errors import RunError
+from orchestrator.job.config import RolloutConfig
 from orchestrator.job.prompts import PromptSet
 from orchestrator.step.context import Context
 from orchestrator.step.dataflow import Finished, Samples, lengths_of
+from orchestrator.step.episodes import KEEP_FROM, Episodes
 from orchestrator.step.plan_clock import PlanClock
 from orchestrator.step.rollout import Rollout, Shard, deal, regroup
 
@@ -57,6 +60,12 @@ class Generation:
         def call(function: str, shard: Shard) -> Call:
             return context.call(function, "generate", shard.inputs, weights, sampling)
 
+        kept = Samples() if context.job.deterministic else samples
+        kept.environment = samples.environment
+        if context.job.environment is not None:
+            done = await self._episodes(call, [whole.select(shard) for shard in shards if len(shard)], refs, kept)
+            await self._end(whole, done, kept, samples)
+            return
         rollout = Rollout(
             call,
             context.store,
@@ -67,7 +76,6 @@ class Generation:
             tail_function=self.planned and plan.tail != "generate",
             scaled=self.clock.scaled,
         )
-        kept = Samples() if context.job.deterministic else samples
         try:
             async with context.fleet.stage("generate", replicas) as stage:
                 leftovers = await rollout.run(stage, [Shard([ref]) for ref in refs], kept)
@@ -80,20 +88,82 @@ class Generation:
             await rollout.free()
             raise
         context.tasks.create_task(rollout.free())
+        if leftovers:
+            moved = sum(call.stats.get("moved_tokens", 0.0) for call in context.report.calls)
+            migrated = float(sum(len(item.group) for item in leftovers))
+            context.report.observed |= {"rollout/migrated": migrated, "rollout/moved_tokens": moved}
+        await self._end(whole, rollout, kept, samples)
+
+    async def _end(self, whole: SampleBatch, rollout: Rollout | Episodes, kept: Samples, samples: Samples) -> None:
+        """All samples are there: put into order, where that is wanted, and reported."""
         if rollout.unfinished:
-            raise RunError(f"step {context.number}: {rollout.unfinished} samples never came back from generate")
+            raise RunError(f"step {self.context.number}: {rollout.unfinished} samples never came back from generate")
         if kept is not samples:
             kept.end()
             await self._put_in_order(kept, samples)
-        self._report(whole, rollout, leftovers)
+        self._report(whole, rollout)
+
+    async def _episodes(
+        self, generate: Callable[[str, Shard], Call], shards: Sequence[SampleBatch], refs: Sequence[Ref], kept: Samples
+    ) -> Episodes:
+        """Samples that an environment answers until they are over."""
+        context, config = self.context, self.context.job.environment
+        assert config is not None, "the job has one"
+        rows = await context.put(canonical(dict(zip(map(str, self.prompts.groups), self.prompts.rows, strict=True))))
+        reward = context.job.reward
+        params = {
+            "kinds": dict(config.kinds), "episodes": f"{CALLS}s{context.number:06d}.episodes/{self.name}/",
+            "max_turns": config.max_turns, "max_response_length": context.job.rollout.max_response_length,
+            "timeout_s": config.timeout_s, "concurrency": config.concurrency, "seed": context.seed(self.name),
+            "score": reward.score == "environment", "on_error": reward.on_error,
+        }  # fmt: skip
+        weights = {"policy": context.versions["actor"]}
+
+        def act(samples: Sequence[Ref]) -> Call:
+            return context.call("environment", "act", {"samples": samples, "rows": [rows]}, weights, params)
+
+        episodes = Episodes(
+            lambda shard: generate("generate", shard), act, context.store, f"{CACHES}s{context.number:06d}.",
+            sum(map(len, shards)), config.concurrency,
+        )  # fmt: skip
+        parts = [
+            Finished(ref, part.group.tolist(), part.index.tolist(), part.responses.lengths.tolist())
+            for ref, part in zip(refs, shards, strict=True)
+        ]
+        try:
+            async with (
+                context.fleet.stage("generate", max(1, len(parts))) as generating,
+                context.fleet.stage("environment", context.replicas("environment")) as acting,
+            ):
+                await episodes.run(generating, acting, parts, kept)
+                context.account(self.name, generating)
+                context.account("environment" if self.planned else f"{self.name}_environment", acting)
+        except BaseException:
+            await episodes.free()
+            raise
+        finally:
+            kept.environment.end()  # of a failure, whoever follows hears by the samples
+        context.tasks.create_task(episodes.free())
+        context.report.texts += episodes.texts
+        context.report.failed += episodes.failed
+        if self.planned:
+            context.report.observed |= episodes.metrics()
+        return episodes
 
     def _sampling(self) -> Mapping[str, Any]:
         job, plan = self.context.job, self.context.plan
         sampling = job.rollout.model_dump(include={"temperature", "top_p", "top_k", "max_response_length"})
+        plain = RolloutConfig()  # what a job does not say is not said: a call's id is made of its params
+        for key in ("min_p", "repetition_penalty", "stop", "stop_token_ids"):
+            if (value := getattr(job.rollout, key)) != getattr(plain, key):
+                sampling[key] = value
+        if banned := self.context.execution.settings["actor"].banned:
+            sampling["banned"] = banned
         if self.temperature is not None:
             sampling["temperature"] = self.temperature
         seed = self.context.seed(self.name)
-        return sampling | {"seed": seed, "chunk": plan.chunk, "cut_parts": max(1, plan.migrate_to)}
+        keep = {} if job.environment is None else {"keep_from": KEEP_FROM}
+        return sampling | {"seed": seed, "chunk": plan.chunk, "cut_parts": max(1, plan.migrate_to)} | keep
 
     async def _generate_tail(self, rollout: Rollout, leftovers: Sequence[Finished], samples: Samples) -> None:
         """What a cut has left, on the tail's own function; with nothing left its replicas are not waited for."""
@@ -113,12 +183,8 @@ class Generation:
             ref = await self.context.put(part.encode())
             samples.put(Finished(ref, part.group.tolist(), part.index.tolist(), part.responses.lengths.tolist()))
 
-    def _report(self, whole: SampleBatch, rollout: Rollout, leftovers: Sequence[Finished]) -> None:
+    def _report(self, whole: SampleBatch, rollout: Rollout | Episodes) -> None:
         report = self.context.report
-        if leftovers:
-            moved = sum(call.stats.get("moved_tokens", 0.0) for call in report.calls)
-            migrated = float(sum(len(item.group) for item in leftovers))
-            report.observed |= {"rollout/migrated": migrated, "rollout/moved_tokens": moved}
         self.clock.scaled.set()
         self.clock.generated.set()
         if self.planned:

@@ -63,7 +63,10 @@ class Step:
         return samples
 
     def reward(self, samples: Samples, prompts: PromptSet | None = None, *, name: str = "reward") -> Scores:
-        """The scorer's columns ("score" and whatever else it returns) for each sample."""
+        """The scorer's columns ("score" and whatever else it returns) for each sample; where the environment scores its
+        episodes, what it said."""
+        if self._context.job.reward.score == "environment":
+            return samples.environment
         weights = {"policy": "actor"} | ({"model": "reward"} if "reward" in self._context.versions else {})
         scorer = self._context.job.scoring
         return self._columns(samples, name, "reward", "score", scorer, weights, prompts or self.prompts)

@@ -40,6 +40,13 @@ class Training:
     def params(self) -> TrainParams:
         return self.context.execution.settings[self.model].over(self.settings)
 
+    @property
+    def _said(self) -> list[Scores]:
+        """The columns, and what the environment said of the samples, where the job has one."""
+        if self.context.job.environment is None:
+            return list(self.columns)
+        return [*self.columns, *(s.environment for s in self.rollouts if s.environment not in self.columns)]
+
     async def run(self) -> Json:
         """What the call says of itself; the version that it has published is in the report."""
         context, report = self.context, self.context.report
@@ -64,14 +71,14 @@ class Training:
         """The call that has all samples and columns as inputs, when they are there."""
         inputs = {
             "samples": [ref for samples in self.rollouts for ref in await samples.refs()],
-            "columns": [ref for scores in self.columns for ref in await scores.refs()],
+            "columns": [ref for scores in self._said for ref in await scores.refs()],
         }
         return self._call(inputs, replace(self.params, dropped=self._dropped()))
 
     def _dropped(self) -> tuple[tuple[int, int], ...]:
         """(group, index) of the samples that are not trained on: without a score, or of groups that are not wanted."""
         failed = {
-            (f["group"], f["index"]) for scores in self.columns for e in scores.items for f in e.data.get("failed", ())
+            (f["group"], f["index"]) for scores in self._said for e in scores.items for f in e.data.get("failed", ())
         }
         keys = [key for samples in self.rollouts for item in samples.items for key in item.keys]
         unwanted = {key for key in keys if self.only is not None and key[0] not in self.only}
@@ -84,7 +91,7 @@ class Training:
         name = f"s{context.number:06d}.{self.function}.{self.model}.e{context.execution.epoch}"
         prefix = f"{CALLS}{name}{f'.again{context.again}' if context.again else ''}.feed/"  # a feed never changes
         streamer = Streamer(
-            context.store, prefix, self.rollouts[0], self.columns,
+            context.store, prefix, self.rollouts[0], self._said,
             part=plan.stream_part, lifetime_s=context.job.exchange.lifetime_s,
         )  # fmt: skip
 

@@ -42,13 +42,9 @@ def test_a_pod_killed_in_mid_stage_changes_nothing(release: Release) -> None:
     whole = release.post("whole", deterministic=True)
     assert release.ended(whole)["state"] == "succeeded"
     id = release.post("killed", deterministic=True)
-
-    def working() -> list[str]:
-        return [pod["metadata"]["name"] for pod in release.pods(id, "generate") if _ready(pod)]
-
-    until(working, 200)
-    for name in working():
-        release.api.delete(core(release.namespace, "pods", name), grace_s=0)
+    until(lambda: working(release, id), 200)
+    for pod in working(release, id):
+        release.api.delete(core(release.namespace, "pods", pod["metadata"]["name"]), grace_s=0)
     job = release.ended(id)
     assert job["state"] == "succeeded", job["message"]
     assert release.history(id) == release.history(whole)
@@ -96,6 +92,11 @@ def test_an_unschedulable_function_is_told(release: Release) -> None:
     release.client.post(f"/v1/jobs/{id}/cancel")
     assert release.ended(id)["state"] == "cancelled"
     until(lambda: release.pods(id) == [], 60)
+
+
+def working(release: Release, id: str) -> list[dict[str, Any]]:
+    """The job's replicas of generate that are up."""
+    return [pod for pod in release.pods(id, "generate") if _ready(pod)]
 
 
 def _ready(pod: dict[str, Any]) -> bool:

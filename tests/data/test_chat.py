@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from orchestrator.job.chat import Chat
+from functions.base.chat import Chat
 
 CORPUS = "the quick brown fox jumps over the lazy dog user assistant system you are helpful hello world 0 1 2 3"
 CHATML = (
@@ -187,6 +187,6 @@ def test_directories_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_no_torch_and_no_transformers() -> None:
-    code = "import sys, orchestrator.job.chat; print(sorted({'torch', 'transformers', 'pyarrow'} & set(sys.modules)))"
+    code = "import sys, functions.base.chat; print(sorted({'torch', 'transformers', 'pyarrow'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -143,8 +143,8 @@ def test_over_long_prompts_are_counted_and_named_never_cut(tmp_path: Path) -> No
     path = write(tmp_path / "d.jsonl", [{"prompt": "x" * n} for n in (3, 9, 2, 12)])
     rows = read_rows(path)
 
-    def encode(prompt: Any) -> list[int]:
-        return [ord(c) for c in prompt]
+    def encode(row: Any) -> list[int]:
+        return [ord(c) for c in row.prompt]
 
     kept = tokenize(rows, encode, max_prompt_length=9, over_long="drop")
     assert [row.prompt_id for row in kept.rows] == [0, 1, 2]

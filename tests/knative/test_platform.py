@@ -23,6 +23,8 @@ from orchestrator.calls.invoke import Invoker, Timeouts
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
 from orchestrator.platforms.config import KnativeConfig
 from orchestrator.platforms.knative import manifests
+from orchestrator.platforms.knative.api import KubeApi
+from orchestrator.platforms.knative.lease import RECENT, Lease
 from orchestrator.platforms.knative.manifests import JobContext
 from orchestrator.platforms.knative.platform import KnativePlatform
 from orchestrator.platforms.knative.scale import Timing
@@ -35,7 +37,7 @@ from tests.support.waiting import eventually
 
 FUNCTIONS = Path(__file__).parents[1] / "server" / "functions_for_tests.py"
 COUNT = FunctionSpec("count", f"{FUNCTIONS}:Count", max_replicas=4)
-FAST = Timing(quiet_s=8 / SPEED, lease_s=6.0, renew_s=0.2, pending_s=2.0, close_s=5.0, ready_s=10.0)
+FAST = Timing(quiet_s=8 / SPEED, lease_s=6.0, renew_s=1.5, pending_s=2.0, close_s=5.0, ready_s=10.0)
 
 
 def context(plane: ControlPlane, run: str = "a1", **settings: Any) -> JobContext:
@@ -350,6 +352,28 @@ def test_an_orchestrator_that_dies_leaves_nothing(control_plane: Start) -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         await eventually(lambda: plane.ask(lambda cluster: not cluster.pods and not cluster.objects))
+
+    run(test())
+
+
+def test_a_lease_is_short_where_renewals_come_on_time(control_plane: Start) -> None:
+    """And long after one that was late: what was late once may be so again."""
+    plane = control_plane()
+    now_s = 0.0
+
+    async def test() -> None:
+        nonlocal now_s
+        lease = Lease(KubeApi(), context(plane), 20.0, lambda: now_s)
+        await lease.take()
+        [name] = _leases(plane)
+        left_s = []
+        for gap_s in (2, 2, 4, 2, 10, *[2] * RECENT):
+            now_s += gap_s
+            await lease.renew()
+            job = plane.ask(lambda cluster: cluster.objects["jobs", name])
+            left_s.append(job["spec"]["activeDeadlineSeconds"] - now_s)
+        await lease.drop()
+        assert left_s == [6, 6, 12, 12, *[20] * RECENT, 6]
 
     run(test())
 

@@ -33,7 +33,7 @@ def test_a_url_or_a_rule_is_no_path() -> None:
     ("changes", "line"),
     [
         ({"rolout": {}}, "job.toml: rolout: unknown key; did you mean 'rollout'?"),
-        ({"rollout": {"top": 1}}, "job.toml: rollout.top: unknown key; did you mean 'rollout.top_p'?"),
+        ({"rollout": {"topp": 1}}, "job.toml: rollout.topp: unknown key; did you mean 'rollout.top_p'?"),
         (
             {"functions": {"generate": {"replicsa": 2}}},
             "job.toml: functions.generate.replicsa: unknown key; did you mean 'functions.generate.replicas'?",

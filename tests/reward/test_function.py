@@ -100,7 +100,7 @@ def test_a_rule_scores_each_sample_against_its_own_row(bench: Bench) -> None:
     assert scores == {"score": {(0, 0): 1.0, (0, 1): 0.0, (1, 0): 1.0, (1, 1): 1.0}}
     texts = [json.loads(line) for line in bench.exchange.get(Ref.from_json(data["texts"])).splitlines()]
     first = {"group": 0, "index": 0, "prompt": "0?", "response": "4", "score": 1.0, "finish": "stop", "version": 0}
-    assert texts[0] == first | {"tokens": 2}  # the special token counts, and is not in the text
+    assert texts[0] == first | {"tokens": 2, "pred": "4"}  # the special token counts, and is not in the text
     assert [t["score"] for t in texts] == [1.0, 0.0, 1.0, 1.0]
 
 
@@ -332,3 +332,14 @@ def test_a_remote_that_is_away_is_retryable(bench: Bench, remote: Remote) -> Non
     remote.server.server_close()
     with pytest.raises(RetryableError, match=r"does not answer"):
         bench.score(RESPONSES, remote.url)
+
+
+def test_several_rewards_make_one_score_by_their_weights(bench: Bench) -> None:
+    name = bench.file(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return {'score': 9, 'right': float(solution_str == ground_truth), 'short': 0.5}\n"
+    )
+    scores, _, _ = bench.score(RESPONSES, f"{name}:compute_score", weights={"right": 2.0, "short": -1.0})
+    assert scores["score"] == {(0, 0): 1.5, (0, 1): -0.5, (1, 0): 1.5, (1, 1): -0.5}
+    with pytest.raises(FatalError, match=r"reward.weights names 'form', the scorer gave score, right, short for"):
+        bench.score(RESPONSES, f"{name}:compute_score", weights={"form": 1.0})

@@ -107,3 +107,16 @@ def test_one_prompt_one_sample() -> None:
 def test_a_deadline_that_cannot_be_met_stops_the_job_and_says_what_would() -> None:
     with pytest.raises(BaseException, match=r"deadline of 0\.5 s cannot be met"):
         simulate(SMALL, ADAPTIVE, goal=Goal("cost", deadline_s=0.5))
+
+
+def test_a_slow_link_makes_functions_take_turns_and_learning_is_the_same() -> None:
+    """At 0.1 GB/s the state of a 3B model takes minutes: the pool is held from the step on that knows, which is then as
+    fast as a reserved one; set-up is outside the steps' books."""
+    slow = replace(SMALL, link_gb_s=0.1, process_s=25.0, steps=4)
+    held, adaptive = (simulate(slow, POLICIES[name], deterministic=True) for name in ("serverful", "adaptive"))
+    assert all(step.plan.turns for step in adaptive.plans)
+    assert adaptive.history == held.history
+    assert np.mean(adaptive.step_s[1:]) <= 1.02 * np.mean(held.step_s[1:])
+    parked = simulate(replace(slow, back_s=1.4, leave_s=1.0, node_gb_s=12.0), POLICIES["adaptive"], goal=Goal("cost"))
+    assert (parked.setup_s > 25.0, parked.setup_gpu_s > 0.0, held.setup_gpu_s) == (True, True, 0.0)
+    assert parked.total_gpu_s < 0.8 * held.total_gpu_s

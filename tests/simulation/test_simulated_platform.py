@@ -346,3 +346,63 @@ def test_a_dead_simulation_says_so() -> None:
 
     with pytest.raises(Deadlock, match="no timer is set"):
         run(main())
+
+
+def test_what_parks_comes_back_with_its_versions_and_leaves_its_gpus_a_little_later() -> None:
+    """10 s from nothing, 3 s from parked; GPUs are free, and paid for, until 2 s after a replica is let go."""
+    platform, exchange, specs = world(Table([3, 3]), load_s=5.0, delta_s=1.0, pool=Pool(1))
+    model = platform._models["generate"]
+    platform._models = dict(platform._models) | {"generate": replace(model, back_s=3.0, leave_s=2.0)}
+
+    async def one(name: str, number: int) -> float:
+        begin_s = asyncio.get_running_loop().time()
+        call = generate_call(exchange, prompts(1, 2), name)
+        await platform.scale("generate", 1)
+        await collect(platform, "generate", replace(call, weights={"policy": Version("actor", number)}))
+        await platform.scale("generate", 0)
+        return asyncio.get_running_loop().time() - begin_s
+
+    async def main() -> None:
+        await platform.deploy(specs)
+        assert await one("first", 0) == pytest.approx(10 + 5 + 3.1)
+        assert platform.gpu_s() == pytest.approx(18.1)
+        await asyncio.sleep(5.0)
+        assert platform.gpu_s() == pytest.approx(20.1)
+        assert await one("again", 0) == pytest.approx(3 + 3.1)
+        assert await one("next", 1) == pytest.approx(2 + 3 + 1 + 3.1)  # its GPU is free 2 s later
+        await platform.close()
+        assert platform.gpu_s() == pytest.approx(20.1 + 8.1 + 7.1)
+
+    run(main())
+
+
+def test_a_pool_in_turns_is_paid_for_whole_and_calls_wait_for_each_other() -> None:
+    """Two functions on one GPU: both have replicas, one call at a time; apart again, only what is up is paid for."""
+    platform, exchange, specs = world(Table([3, 3]), pool=Pool(4), gpus=4)
+
+    async def main() -> None:
+        await platform.deploy(specs)
+        await asyncio.sleep(7.0)
+        assert platform.gpu_s() == 0.0
+        platform.take_turns(platform._models, True)
+        for name in ("generate", "train"):
+            await platform.scale(name, 1)
+        await asyncio.sleep(10.0)
+        assert platform.gpu_s() == pytest.approx(4 * 10)
+        ref = exchange.put("batches/t", prompts(1, 2).encode())
+        train = Call("s000001.train.t", "train", {"samples": [ref]}, POLICY, {"model": "actor"}, 1)
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(collect(platform, "generate", generate_call(exchange, prompts(1, 2))))
+            await asyncio.sleep(0)
+            second = tasks.create_task(collect(platform, "train", train))
+        assert first.result()[-1][0] == pytest.approx(17 + 3.1)
+        assert second.result()[0][0] == pytest.approx(17 + 3.1)
+        platform.take_turns(platform._models, False)
+        for name in ("generate", "train"):
+            await platform.scale(name, 0)
+        before = platform.gpu_s()
+        await asyncio.sleep(10.0)
+        assert platform.gpu_s() == before
+        await platform.close()
+
+    run(main())

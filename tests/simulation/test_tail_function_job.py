@@ -34,10 +34,12 @@ def wide() -> Outcome:
 
 
 def most_gpus(outcome: Outcome, scenario: Scenario) -> int:
-    """At any time: replicas that start or run, by the GPUs of each."""
+    """At any time: replicas that start or run, by the GPUs of each; but for those of steps in which they take turns."""
     gpus = {spec.name: spec.gpus for spec in scenario.specs(ADAPTIVE)}
-    changes = [(u.started_s, gpus[u.function]) for u in outcome.usage]
-    changes += [(u.stopped_s or float("inf"), -gpus[u.function]) for u in outcome.usage]
+    turns = [(step.start_s, step.stop_s) for step in outcome.plans if step.plan.turns]
+    own = [u for u in outcome.usage if not any(start_s <= u.started_s < stop_s for start_s, stop_s in turns)]
+    changes = [(u.started_s, gpus[u.function]) for u in own]
+    changes += [(u.stopped_s or float("inf"), -gpus[u.function]) for u in own]
     return max(itertools.accumulate(change for _, change in sorted(changes)))
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support import environment_job
 from tests.support.chaos_execution import LIMITS, WHO, Ended, Execution, marked, shared_memory, signalled
 from tests.support.chaos_stores import STORES, Stores
 from tests.support.tiny_job import ENV, Job, history, make_job, metrics, model
@@ -34,6 +35,7 @@ VARIANTS: Mapping[str, Sequence[str]] = {
     "streamed": ["deterministic=false", "planner.policy=adaptive", "planner.objective=speed",
                  "functions.generate.replicas=1"],
     "gang": ["deterministic=false", "functions.train.replicas=2"],
+    "tools": [*environment_job.SETTINGS, "functions.environment.replicas=2"],
 }  # fmt: skip
 STEPS = 6
 SETTINGS = (f"steps={STEPS}", "limits.attempts=30")
@@ -212,6 +214,7 @@ class Chaos:
         self.mark = f"{MARK}={folder}"
         self.env = {**env, **self.stores.moto.environment, "TMPDIR": str(folder / "tmp"), MARK: str(folder)}
         self.job: Job = make_job(folder / "job")
+        environment_job.add_environment(self.job)
         self._undisturbed: dict[str, tuple[Path, float]] = {}
         self.kept = set[str]()
         """Run directories of jobs that went wrong."""

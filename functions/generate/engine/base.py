@@ -14,6 +14,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from functions.algorithms.penalties import Penalties
+from functions.algorithms.truncation import Truncation
 from functions.base.samples import Finish
 from functions.base.wire import Version
 from functions.generate.engine.keys_values import KeysValues, Layout
@@ -35,6 +37,24 @@ class Sampling:
     seed: int = 0
     ignore_eos: bool = False
     """Sample on to the full length (benchmarks)."""
+    keep_from: int | None = None
+    """Samples that stop, with so many tokens or more (their prompt's included), come with their keys and values where
+    the engine has them then (torch): their next turn goes on with these. None: none does."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    banned: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that no response may have."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """What ends a response besides the model's own end."""
+
+    @property
+    def truncation(self) -> Truncation:
+        return Truncation(self.top_p, self.top_k, self.min_p)
+
+    @property
+    def penalties(self) -> Penalties:
+        return Penalties(self.repetition_penalty, self.banned)
 
 
 @dataclass(frozen=True)
@@ -50,8 +70,8 @@ class Request:
     response: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
     cache: KeysValues | None = None
-    """Of prompt and response without its last token, in the engine's `cache_layout`: they are used instead of computed.
-    Never there without a response."""
+    """Of prompt and response without its last token, or without more of its end (what follows a turn), in the engine's
+    `cache_layout`: they are used instead of computed, the rest is computed. Never there without a response."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +85,8 @@ class Sample:
     finish: Finish
     version: int
     cache: KeysValues | None = None
-    """Of an unfinished sample with a response: what a Request for the rest of it takes. None where the engine has
-    none: of a sample that it had not begun, or of any (`cache_layout`)."""
+    """Of an unfinished sample with a response, or one that stopped (`Sampling.keep_from`): what a Request for the rest
+    of it takes. None where the engine has none: of a sample that it had not begun, or of any (`cache_layout`)."""
 
 
 @dataclass(frozen=True)

@@ -41,12 +41,22 @@ def check_caches(requests: Sequence[Request], layout: Layout | str) -> None:
         if r.cache.layout != layout:
             wanted = f"this engine takes {layout}" if isinstance(layout, Layout) else f"this engine has none: {layout}"
             raise ValueError(f"{who} {r.cache.layout}; {wanted}")
-        tokens = len(r.prompt) + len(r.response) - 1
-        if r.cache.tokens != tokens or len(r.response) == 0:
+        if not fits(r, r.cache.tokens):
             raise ValueError(
                 f"{who} of {r.cache.tokens} tokens; wants those of its {len(r.prompt)} prompt and {len(r.response)} "
-                "response tokens but the last"
+                "response tokens, up to the last but one"
             )
+
+
+def fits(request: Request, tokens: int) -> bool:
+    """Whether keys and values of so many tokens are those of a request's prompt, and of its response up to its last
+    token, or of less of it: of what an environment answered there are none yet."""
+    return len(request.prompt) <= tokens < len(request.prompt) + len(request.response)
+
+
+def whole(request: Request) -> bool:
+    """Whether it has keys and values of all of its tokens but the last."""
+    return request.cache is not None and request.cache.tokens == len(request.prompt) + len(request.response) - 1
 
 
 def eos_ids(model_dir: Path) -> npt.NDArray[np.int64]:

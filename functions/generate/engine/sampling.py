@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from functions.algorithms.truncation import Truncation, truncated
+from functions.algorithms.penalties import NO_PENALTIES, History, penalized
+from functions.algorithms.truncation import truncated
 from functions.generate.engine.base import Sampling
 
 U64 = npt.NDArray[np.uint64]
@@ -52,27 +53,31 @@ def uniforms(keys: U64, position: npt.NDArray[np.int64]) -> npt.NDArray[np.float
     return (bits(keys, position) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 
-def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
-    """ln of the distribution that is sampled from, [S, V] in float32: -inf where top-k or top-p leave a token out.
+def distribution(logits: Tensor, sampling: Sampling, history: History | None = None) -> Tensor:
+    """ln of the distribution that is sampled from, [S, V] in float32: -inf where min-p, top-k or top-p leave one out.
 
-    Order as in vLLM and transformers: temperature, then top-k, then top-p (algorithms/truncation.py), renormalised once
-    at the end. Greedy (temperature 0) reports log-probabilities at temperature 1.
+    Order as in vLLM: penalties, temperature, min-p, top-k, then top-p (algorithms/truncation.py), renormalised once at
+    the end. Greedy (temperature 0) reports log-probabilities at temperature 1.
     """
     logits = logits.float()
+    if history is not None and sampling.penalties != NO_PENALTIES:
+        logits = penalized(logits, sampling.penalties, history)
     if sampling.temperature not in (0.0, 1.0):
         logits = logits / sampling.temperature
     if sampling.temperature == 0.0:
         return torch.log_softmax(logits, -1)
-    return torch.log_softmax(truncated(logits, Truncation(sampling.top_p, sampling.top_k)), -1)
+    return torch.log_softmax(truncated(logits, sampling.truncation), -1)
 
 
-def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, history: History | None = None) -> tuple[Tensor, Tensor]:
     """One token per row and its ln p. logits [S, V], uniform [S] in [0, 1) -> int64 [S], float32 [S].
+
+    `history` of the rows is what penalties look at.
 
     Inverse transform: the first token at which the cumulated probability exceeds u times the total; u < 1 makes the
     product smaller than the total, so a token of probability 0 is never taken.
     """
-    log_p = distribution(logits, sampling)
+    log_p = distribution(logits, sampling, history)
     if sampling.temperature == 0.0:
         token = log_p.argmax(-1)
     else:

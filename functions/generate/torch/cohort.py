@@ -12,6 +12,7 @@ from functions.base.samples import Finish
 from functions.generate.engine.base import Request, Sample
 from functions.generate.engine.keys_values import KeysValues
 from functions.generate.engine.sampling import stream_keys
+from functions.generate.engine.stops import Stops
 from functions.generate.torch.cache import Cache
 
 Ints = npt.NDArray[np.int64]
@@ -26,10 +27,7 @@ def survivors(alive: npt.NDArray[np.bool_]) -> Ints:
 
 
 class Cohort:
-    """`replayed`: earlier tokens of a request go through decoding again, in place of what would be sampled.
-
-    Otherwise decoding begins after them.
-    """
+    """Rows that decode together."""
 
     def __init__(
         self,
@@ -38,9 +36,10 @@ class Cohort:
         limits: Ints,
         seed: int,
         *,
-        replayed: bool,
+        begun: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """`limits`: most response tokens of each row; all [rows]."""
+        """`limits`: most response tokens of each row; `begun`: how many of its response each row begins with (None:
+        all that it has); all [rows]. The others go through decoding again, in place of what would be sampled."""
         self.cache = cache
         self.requests = [replace(request, cache=None) for request in requests]  # what came with them is in `cache`
         given = np.array([len(r.response) for r in requests])
@@ -51,7 +50,7 @@ class Cohort:
             self._tokens[row, : given[row]] = request.response
             self._logprobs[row, : given[row]] = request.logprobs
         self._given = given
-        self._length = np.zeros_like(given) if replayed else given.copy()
+        self._length = given.copy() if begun is None else begun.copy()
         self._prompt = np.array([len(r.prompt) for r in requests])
         group, index = np.array([(r.group, r.index) for r in requests], np.int64).T
         self._keys = stream_keys(seed, group, index)
@@ -86,7 +85,11 @@ class Cohort:
         """Whether any row is."""
         return bool(self._finish.any())
 
-    def record(self, tokens: Ints, logprobs: npt.NDArray[np.float32], eos: Ints) -> None:
+    def so_far(self, row: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Prompt and response of a row, before its next token."""
+        return self.requests[row].prompt, self._tokens[row, : self._length[row]]
+
+    def record(self, tokens: Ints, logprobs: npt.NDArray[np.float32], stops: Stops) -> None:
         """Appends what was sampled for each row; a row that replays keeps its own token."""
         rows, at = np.arange(len(self)), self._length
         new = at >= self._given
@@ -94,12 +97,20 @@ class Cohort:
         self._logprobs[rows[new], at[new]] = logprobs[new]
         self._length = at + 1
         self._finish[self._length >= self._limit] = Finish.LENGTH
-        self._finish[new & np.isin(tokens, eos)] = Finish.STOP
+        self._finish[new & np.isin(tokens, stops.ids)] = Finish.STOP
+        if stops:
+            for row in np.flatnonzero(new & (self._finish != Finish.STOP)).tolist():
+                if stops.in_text(self._tokens[row, : self._length[row]]):
+                    self._finish[row] = Finish.STOP
 
-    def release(self, version: int) -> list[Sample]:
-        """The rows that are done, which leave the cohort."""
+    def release(self, version: int, keep_from: int | None = None) -> list[Sample]:
+        """The rows that are done, which leave the cohort; `keep_from` of Sampling."""
         alive = self._finish == Finish.UNFINISHED
         done = [self._sample(row, version) for row in np.flatnonzero(~alive).tolist()]
+        if keep_from is not None:
+            for at, row in enumerate(np.flatnonzero(~alive).tolist()):
+                if done[at].finish == Finish.STOP and int(self.positions[row]) + 1 >= keep_from:
+                    done[at] = replace(done[at], cache=KeysValues(self.cache.of(row), "scaled pairs"))
         stay = survivors(alive)
         self.cache.keep(stay)
         self.requests = [self.requests[i] for i in stay]

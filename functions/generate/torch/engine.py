@@ -7,6 +7,8 @@
 Continuous batching: a row whose sample is done leaves at once (the last rows move into the gaps), and when a quarter
 of the slots is free the next prompts are admitted as a new cohort. An earlier, partial response is prefilled with its
 prompt, unless its keys and values came with it: then nothing of it is computed, and its next token is a step like any.
+What follows the keys and values that came (an environment's answer) goes through decoding, unless it is long: then all
+is prefilled.
 
 Deterministic mode: the tokens and log-probabilities of a sample are the same bits whatever else is generated with it.
 Each prompt is prefilled alone; cohorts hold rows of one prompt, at most `_LANES`; projections always run over exactly
@@ -26,14 +28,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
+from functions.algorithms.penalties import History
 from functions.base.samples import Finish
 from functions.base.wire import Version
 from functions.generate.engine.base import EngineStats, Request, Sample, Sampling
 from functions.generate.engine.keys_values import Layout
 from functions.generate.engine.requests import check_requests, eos_ids, unchanged
 from functions.generate.engine.sampling import draw, uniforms
+from functions.generate.engine.stops import Stops, tokenizer_of
 from functions.generate.torch.cache import Cache, placed
 from functions.generate.torch.cohort import Cohort, Ints
 from functions.generate.torch.llama import Llama, load
@@ -45,6 +50,8 @@ _LANES = 8
 """Rows of one prompt that a deterministic cohort folds together; empty ones are computed too."""
 _REFILL = 4
 """New prompts are admitted when 1 / _REFILL of the slots is free."""
+_DECODED = 64
+"""Tokens after the keys and values that came with a request which are still decoded one by one."""
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0.0, 0.0)
 
@@ -59,6 +66,7 @@ class TorchEngine:
         self._model: Llama | None = None
         self._rotations: dict[str, Tensor] = {}
         self._eos = np.zeros(0, np.int64)
+        self._tokenizer: Tokenizer | None = None
         self._stats = NO_STATS
         self._host, self._unpacked = HostMemory(), HostMemory()
         """Where its weights are while it is parked; those that its projections pack apart: they come back packed."""
@@ -73,7 +81,7 @@ class TorchEngine:
         config = AutoConfig.from_pretrained(model_dir)
         self._version, self._model = None, None  # a failed load leaves no policy, and two never fill the memory
         self._model = load(model_dir, config, dtype=self._dtype, device=self._device)
-        self._eos = eos_ids(model_dir)
+        self._eos, self._tokenizer = eos_ids(model_dir), tokenizer_of(model_dir)
         self._rotations = {}
         self._version = version
 
@@ -114,10 +122,10 @@ class TorchEngine:
         model, number = self._model, self._version.number
         check_requests(requests, sampling, model.context, len(model.embed))
         self._stats = NO_STATS
-        eos = np.zeros(0, np.int64) if sampling.ignore_eos else self._eos
+        stops = Stops(self._eos, sampling, self._tokenizer)
         full = [r for r in requests if len(r.response) >= sampling.max_response_length]
         yield from (unchanged(r, Finish.LENGTH, number) for r in full)
-        queue = deque(self._shares(r for r in requests if len(r.response) < sampling.max_response_length))
+        queue = deque(self._shares(self._worth(r) for r in requests if len(r.response) < sampling.max_response_length))
         del requests, full  # the memory of keys and values that came with them is free when they are in their places
         if not queue:
             return
@@ -128,25 +136,31 @@ class TorchEngine:
         while (queue or cohorts) and not stop():
             free = self._slots - sum(map(len, cohorts))
             if queue and len(queue[0]) <= free and (not cohorts or free * _REFILL >= self._slots):
-                cohorts += self._admit(queue, free, sampling, eos)
+                cohorts += self._admit(queue, free, sampling, stops)
             else:
-                self._step(cohorts, sampling, eos)
+                self._step(cohorts, sampling, stops)
             for cohort in cohorts:
                 if cohort.done:
-                    yield from cohort.release(number)
+                    yield from cohort.release(number, sampling.keep_from)
             cohorts = [cohort for cohort in cohorts if len(cohort)]
         for cohort in cohorts:
             yield from cohort.rest(number)
         for share in queue:
             yield from (unchanged(r, Finish.UNFINISHED, number) for r in share)
 
+    def _worth(self, request: Request) -> Request:
+        """Without its keys and values where most of it is to be computed anyway."""
+        tokens = len(request.prompt) + len(request.response)
+        far = request.cache is not None and tokens - request.cache.tokens > _DECODED
+        return replace(request, cache=None) if far and not self._deterministic else request
+
     def _shares(self, requests: Iterator[Request]) -> list[list[Request]]:
         """Requests that share a prefix and fit into one cohort, in the order of their first. In deterministic mode
         those that come with keys and values share their prompt's, if they have equally many of their own."""
         shares: dict[tuple[int, bytes, int], list[Request]] = {}
         for number, request in enumerate(requests):
-            alone = len(request.response) if self._deterministic else -1 - number
-            key = (request.group, self._prefix(request).tobytes(), 0 if request.cache is None else alone)
+            came = request.cache.tokens if request.cache is not None and self._deterministic else -1 - number
+            key = (request.group, self._prefix(request).tobytes(), 0 if request.cache is None else came)
             shares.setdefault(key, []).append(request)
         width = min(_LANES, self._slots) if self._deterministic else self._slots
         return [share[i : i + width] for share in shares.values() for i in range(0, len(share), width)]
@@ -154,7 +168,7 @@ class TorchEngine:
     def _prefix(self, request: Request) -> npt.NDArray[np.int32]:
         return request.prompt if self._deterministic else np.concatenate((request.prompt, request.response))
 
-    def _admit(self, queue: deque[list[Request]], free: int, sampling: Sampling, eos: Ints) -> list[Cohort]:
+    def _admit(self, queue: deque[list[Request]], free: int, sampling: Sampling, stops: Stops) -> list[Cohort]:
         """Takes the next shares that fit into the free slots: prefills them and samples the first token of their
         requests, or puts the keys and values that came with them into their place."""
         shares: list[list[Request]] = []
@@ -168,7 +182,7 @@ class TorchEngine:
         else:
             moves, prefills = [moved], [computed]
         cohorts = [self._moved(part, sampling) for part in moves if part]
-        return cohorts + [self._cohort(part, sampling, eos) for part in prefills if part]
+        return cohorts + [self._cohort(part, sampling, stops) for part in prefills if part]
 
     @torch.inference_mode()
     def _share(self, prompts: Sequence[npt.NDArray[np.int32]]) -> Tensor | None:
@@ -181,7 +195,7 @@ class TorchEngine:
         return cache[:, :, 0]
 
     @torch.inference_mode()
-    def _cohort(self, shares: Sequence[list[Request]], sampling: Sampling, eos: Ints) -> Cohort:
+    def _cohort(self, shares: Sequence[list[Request]], sampling: Sampling, stops: Stops) -> Cohort:
         model, begun = self._held(), time.perf_counter()
         prompts = [self._prefix(share[0]) for share in shares]
         prefix, logits = prefill(model, self._rotations, prompts, self._prefill_tokens, self._head)
@@ -191,9 +205,10 @@ class TorchEngine:
         requests = [request for share in shares for request in share]
         cache = Cache(prefix, lengths, group, lanes)
         limits = self.limits(requests, sampling)
-        cohort = Cohort(requests, cache, limits, sampling.seed, replayed=self._deterministic)
+        none = np.zeros(len(requests), np.int64) if self._deterministic else None
+        cohort = Cohort(requests, cache, limits, sampling.seed, begun=none)
         rows = torch.from_numpy(group).to(self._device)
-        self._sample([cohort], logits[rows], sampling, eos)
+        self._sample([cohort], logits[rows], sampling, stops)
         computed = int(lengths.sum()) - (0 if self._head is None else self._head.shape[3] * len(lengths))
         self._count(
             prefill_tokens=computed,
@@ -210,15 +225,16 @@ class TorchEngine:
         requests = [request for share in shares for request in share]
         caches = [request.cache.tensor for request in requests if request.cache is not None]
         group = np.repeat(np.arange(len(shares)), [len(share) for share in shares])
-        after = len(requests[0].response) - 1 if self._deterministic else 0
+        after = caches[0].shape[3] - len(requests[0].prompt) if self._deterministic else 0
+        there = np.array([c.shape[3] - len(r.prompt) + 1 for c, r in zip(caches, requests, strict=True)])
         prefix, lengths, own = placed(caches, group, after, self._device)
         cache = Cache(prefix, lengths, group, _LANES if self._deterministic else 1, own)
-        cohort = Cohort(requests, cache, self.limits(requests, sampling), sampling.seed, replayed=False)
+        cohort = Cohort(requests, cache, self.limits(requests, sampling), sampling.seed, begun=there)
         self._count(moved_tokens=sum(c.shape[3] for c in caches), moved_s=time.perf_counter() - begun)
         return cohort
 
     @torch.inference_mode()
-    def _step(self, cohorts: Sequence[Cohort], sampling: Sampling, eos: Ints) -> None:
+    def _step(self, cohorts: Sequence[Cohort], sampling: Sampling, stops: Stops) -> None:
         """One more token for every row."""
         model, begun = self._held(), time.perf_counter()
         bounds = np.cumsum([0] + [len(c) for c in cohorts])
@@ -245,17 +261,17 @@ class TorchEngine:
         hidden = model.hidden(torch.from_numpy(token).to(self._device), rotation, attend)
         for cohort in cohorts:
             cohort.cache.length += 1
-        self._sample(cohorts, model.logits(hidden)[:rows], sampling, eos)
+        self._sample(cohorts, model.logits(hidden)[:rows], sampling, stops)
         self._count(decode_tokens=rows, decode_steps=1, decode_s=time.perf_counter() - begun)
 
-    def _sample(self, cohorts: Sequence[Cohort], logits: Tensor, sampling: Sampling, eos: Ints) -> None:
+    def _sample(self, cohorts: Sequence[Cohort], logits: Tensor, sampling: Sampling, stops: Stops) -> None:
         keys, lengths = np.concatenate([c.keys for c in cohorts]), np.concatenate([c.lengths for c in cohorts])
         uniform = torch.from_numpy(uniforms(keys, lengths)).to(self._device)
-        token, logprob = (t.cpu().numpy() for t in draw(logits, uniform, sampling))
+        token, logprob = (t.cpu().numpy() for t in draw(logits, uniform, sampling, _history(cohorts)))
         start = 0
         for cohort in cohorts:
             end = start + len(cohort)
-            cohort.record(token[start:end], logprob[start:end], eos)
+            cohort.record(token[start:end], logprob[start:end], stops)
             start = end
 
     def _held(self) -> Llama:
@@ -269,3 +285,9 @@ class TorchEngine:
 
     def _count(self, **more: float) -> None:
         self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in more.items()})
+
+
+def _history(cohorts: Sequence[Cohort]) -> History:
+    """Of the rows of all cohorts, one after the other."""
+    rows = [(cohort, row) for cohort in cohorts for row in range(len(cohort))]
+    return lambda number: rows[number][0].so_far(rows[number][1])

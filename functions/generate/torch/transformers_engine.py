@@ -5,8 +5,11 @@ and log-probabilities are those of sampling.py, whatever the model. Requests go 
 left; a batch lasts as long as its longest response. An earlier, partial response is part of the input; where its keys
 and values came with it, all but its last token is passed over.
 
+Keys and values of less than that (an environment has answered since) are not used.
+
 Deterministic mode: batches of one, and a partial response goes on with the keys and values that came with it, or is
-generated again from its prompt, which gives the same.
+generated again from its prompt, which gives the same. What was given to it in between would not be: such samples are
+refused (functions/generate/function.py).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor, StoppingCriteria
 
@@ -26,8 +30,9 @@ from functions.base.samples import Finish
 from functions.base.wire import Version
 from functions.generate.engine.base import EngineStats, Request, Sample, Sampling
 from functions.generate.engine.keys_values import Layout
-from functions.generate.engine.requests import check_requests, eos_ids, unchanged
+from functions.generate.engine.requests import check_requests, eos_ids, unchanged, whole
 from functions.generate.engine.sampling import draw, stream_keys, uniforms
+from functions.generate.engine.stops import Stops, tokenizer_of
 from functions.generate.torch.dynamic_cache import filled, layout_of, taken
 from functions.models.parked import HostMemory, tensors_in
 from functions.models.pretrained import load_causal_lm
@@ -42,6 +47,7 @@ class TransformersEngine:
         self._model: Any = None
         self._layout: Layout | str | None = None
         self._eos = np.zeros(0, np.int64)
+        self._tokenizer: Tokenizer | None = None
         self._stats = EngineStats(0, 0, 0, 0, 0.0, 0.0)
         self._host = HostMemory()
 
@@ -51,7 +57,7 @@ class TransformersEngine:
         self._version, self._model, self._layout = None, None, None
         self._model = load_causal_lm(model_dir, dtype=self._dtype, device=str(self._device))
         self._model.generation_config = GenerationConfig()
-        self._eos = eos_ids(model_dir)
+        self._eos, self._tokenizer = eos_ids(model_dir), tokenizer_of(model_dir)
         self._version = version
 
     @property
@@ -84,7 +90,7 @@ class TransformersEngine:
             if len(request.response) >= sampling.max_response_length:
                 yield unchanged(request, Finish.LENGTH, number)
             else:
-                left.append(request)
+                left.append(request if whole(request) else replace(request, cache=None))
         left.sort(key=lambda r: (r.cache is None, len(r.prompt) + len(r.response)))
         moved = sum(r.cache is not None for r in left)
         del requests
@@ -125,8 +131,8 @@ class TransformersEngine:
         if not isinstance(self.cache_layout, str):  # else generate makes one of the model's own kind
             cache = filled(came, self._device) if came else DynamicCache()
         placed = time.perf_counter()
-        eos = np.zeros(0, np.int64) if sampling.ignore_eos else self._eos
-        draws = _Draws(batch, sampling, eos, stop, again=self._deterministic and not came)
+        stops = Stops(self._eos, sampling, self._tokenizer)
+        draws = _Draws(batch, sampling, stops, stop, again=self._deterministic and not came)
         self._run(draws, batch, sampling, cache)
         ended = time.perf_counter()
         old = self._stats
@@ -159,12 +165,12 @@ class _Draws(LogitsProcessor):
         self,
         batch: Sequence[Request],
         sampling: Sampling,
-        eos: Any,
+        stops: Stops,
         stop: Callable[[], bool],
         *,
         again: bool,
     ) -> None:
-        self._batch, self._sampling, self._eos, self._stop, self._again = batch, sampling, eos, stop, again
+        self._batch, self._sampling, self._stops, self._stop, self._again = batch, sampling, stops, stop, again
         identity = np.array([(r.group, r.index) for r in batch], np.int64).T
         self._keys = stream_keys(sampling.seed, identity[0], identity[1])
         self._tokens = [list(self.given(r)[0]) for r in batch]
@@ -180,14 +186,14 @@ class _Draws(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         position = np.array([len(tokens) for tokens in self._tokens])
         uniform = torch.from_numpy(uniforms(self._keys, position)).to(scores.device)
-        token, logprob = draw(scores, uniform, self._sampling)
+        token, logprob = draw(scores, uniform, self._sampling, self._so_far)
         for row, (t, p) in enumerate(zip(token.tolist(), logprob.tolist(), strict=True)):
             if self.finish[row] != Finish.UNFINISHED:
                 continue
             self._tokens[row].append(t)
             self._logprobs[row].append(p)
             self.drawn += 1
-            if t in self._eos:
+            if t in self._stops.ids or (self._stops and self._stops.in_text(self._tokens[row])):
                 self.finish[row] = Finish.STOP
             elif len(self._tokens[row]) >= self._sampling.max_response_length:
                 self.finish[row] = Finish.LENGTH
@@ -195,6 +201,9 @@ class _Draws(LogitsProcessor):
         if self.steps == 1:
             self.first, self.first_s = self.drawn, time.perf_counter()
         return torch.full_like(scores, -torch.inf).scatter(-1, token[:, None], 0.0)
+
+    def _so_far(self, row: int) -> tuple[Any, Any]:
+        return self._batch[row].prompt, np.array(self._tokens[row], np.int32)
 
     def done(self) -> bool:
         return bool((self.finish != Finish.UNFINISHED).all()) or self._stop()

@@ -225,6 +225,10 @@ class VllmEngine:
 
     def _params(self, sampling: Sampling, key: int, given: int) -> Any:
         """`given` response tokens are in the prompt already."""
+        if sampling.stop or sampling.banned:
+            raise ValueError(
+                "stop strings and bad words: engine 'vllm' has no text here, 'torch' and 'transformers' do"
+            )
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -238,8 +242,10 @@ class VllmEngine:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
             max_tokens=sampling.max_response_length - given,
-            stop_token_ids=[] if sampling.ignore_eos else self._eos,
+            stop_token_ids=[*([] if sampling.ignore_eos else self._eos), *sampling.stop_token_ids],
             ignore_eos=sampling.ignore_eos,
             logprobs=0,
             flat_logprobs=True,

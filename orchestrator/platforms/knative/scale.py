@@ -41,7 +41,8 @@ class Timing:
     quiet_s: float = 8.0
     """After a request has arrived, or the first pod was ready: the window, and one tick of the autoscaler (2 s)."""
     lease_s: float = 20.0
-    renew_s: float = 4.0
+    """At most; three times `renew_s` where renewals come on time."""
+    renew_s: float = 2.0
     close_s: float = 10.0
     """How long `close` waits for the last pods."""
     ready_s: float = 120.0

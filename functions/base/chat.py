@@ -25,25 +25,29 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer
 
-from orchestrator.job.data import Messages, Prompt
-
+Messages = Sequence[Mapping[str, Any]]
+Prompt = str | Messages
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Chat:
     """A model directory's tokenizer and chat template. `special` has its special tokens by name, as templates do."""
 
-    def __init__(self, tokenizer: Tokenizer, special: Mapping[str, str], template: str | None, where: Path) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, special: Mapping[str, str], template: str | None, where: Path,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.tokenizer = tokenizer
         self.special = special
         self._render = None if template is None else compile_template(template, where)
-        self._where = where
+        self._where, self._kwargs = where, dict(template_kwargs or {})
 
     @classmethod
-    def load(cls, directory: Path) -> Chat:
+    def load(cls, directory: Path, template_kwargs: Mapping[str, Any] | None = None) -> Chat:
         """Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja.
 
-        Raises ValueError in one line for a directory without a readable `tokenizer.json` or with a broken template.
+        `template_kwargs` go to the template. Raises ValueError in one line for a directory without a readable
+        `tokenizer.json` or with a broken template.
         """
         file = directory / "tokenizer.json"
         if not file.is_file():
@@ -59,21 +63,36 @@ class Chat:
         _add_tokens(tokenizer, config, special)
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        return cls(tokenizer, special, _template(directory, config), directory)
+        return cls(tokenizer, special, _template(directory, config), directory, template_kwargs)
 
     @property
     def has_template(self) -> bool:
         return self._render is not None
 
     def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
-        """Token ids of a text or of a conversation (`tools`: JSON schemas, as OpenAI's). Raises ValueError in one line
-        where the template refuses it."""
+        """Token ids of a text or of a conversation, in which the template names `tools` (JSON schemas, as OpenAI's).
+
+        Raises ValueError in one line where the template refuses it."""
         if isinstance(prompt, str):
             return list(self.tokenizer.encode(prompt).ids)
-        return list(self.tokenizer.encode(self.render(prompt, tools), add_special_tokens=False).ids)
+        return self.encode_rendered(self.render(prompt, tools))
 
-    def render(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-        """The conversation as text, ending where the assistant is to go on."""
+    def encode_rendered(self, text: str) -> list[int]:
+        """Token ids of what a template has written, special tokens included."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Token ids of each word, as it stands at the beginning and after a space."""
+        found = dict[tuple[int, ...], None]()
+        for word in words:
+            for text in (word.lstrip(), " " + word.lstrip()):
+                found[tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)] = None
+        return tuple(ids for ids in found if ids)
+
+    def render(
+        self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, *, go_on: bool = True
+    ) -> str:
+        """The conversation as text; `go_on`: ending where the assistant is to go on."""
         if self._render is None:
             raise ValueError(
                 f"the prompt is a list of messages, but {self._where} has no chat template "
@@ -81,7 +100,11 @@ class Chat:
             )
         try:
             return self._render(
-                messages=messages, tools=tools, documents=None, add_generation_prompt=True, **self.special
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=go_on,
+                **{**self.special, **self._kwargs},
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise ValueError(f"the chat template refuses the messages: {' '.join(str(error).split())}") from error

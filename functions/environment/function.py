@@ -1,0 +1,354 @@
+"""The environment function: operation `act`.
+
+inputs   samples (SampleBatch: each ends with a turn, STOP, or was cut off, LENGTH), rows (JSON: {"<group>": row})
+weights  policy (for its tokenizer and chat template)
+params   ActParams
+events   samples   ref SampleBatch of samples that go on (UNFINISHED: the answer's tokens are appended at mask 0), or of
+         samples that are over (STOP, LENGTH, TURNS, ENVIRONMENT), as they are answered; data {"group", "index",
+         "prompt_length", "length", "finish"}, and of those that are over {"turns", "tool_calls", "tool_errors"} and
+         "columns"  with `score`: ref Columns of those that did not fail: of samples "score", of tokens "turn_rewards"
+                    (at each turn's last token) and "anchor" (at each turn's first: what it answered, as a number
+                    below 2^24; gigpo)
+         "failed"   [{"group", "index", "message"}] of those whose environment failed
+         "texts"    with `score`: ref of JSON lines, as the reward function's, with the "conversation"
+done     data {"samples", "tokens", "seconds": of the environments, "tool_calls", "errors": {kind: count}}
+
+An environment that fails (raises in `reset`, `step` or a reward, takes longer than timeout_s, says what is no text or
+no finite number) fails the call with one line, or, with on_error = "drop", its sample is listed as failed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import xxhash
+
+from functions.base.samples import Columns, Finish, Ragged, SampleBatch
+from functions.base.turns import Turns
+from functions.base.wire import Call, Event, Json, Version
+from functions.call.function import Context, FatalError, ReplicaBroken
+from functions.call.inputs import read_samples
+from functions.call.params import parse
+from functions.environment.base import Answer
+from functions.environment.episode import Episodes, Outcome, Turn, play, read, write
+from functions.environment.kinds import Kind, open_kind, role
+from functions.environment.watched import Watched
+from functions.weights.manifest import read_manifest
+
+_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "config.json",
+          "generation_config.json")  # fmt: skip
+_ANCHORS = 1 << 24
+"""float32 holds whole numbers below this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActParams:
+    kinds: Mapping[str, Any]
+    """Name (a row's `environment`; "" for all rows) to what kinds.py opens."""
+    episodes: str
+    """Prefix of the generation's records."""
+    max_turns: int
+    max_response_length: int
+    timeout_s: float = 60.0
+    """For each thing that is asked of an environment."""
+    concurrency: int = 16
+    """Episodes side by side."""
+    seed: int = 0
+    score: bool = False
+    """The environment scores its episodes."""
+    on_error: Literal["fail", "drop"] = "fail"
+
+    def __post_init__(self) -> None:
+        for name in ("max_turns", "max_response_length", "concurrency"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, wants 1 or more")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s is {self.timeout_s:g}, wants a number of seconds above 0")
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A sample whose turn has ended."""
+
+    row: int
+    """In the call's batch."""
+    turn: Turn
+    kind: Kind
+    turns: Turns
+
+
+class EnvironmentFunction:
+    """Keeps kinds, chat templates and episodes between calls."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, Kind] = {}
+        self._turns: dict[tuple[Version, str], Turns] = {}
+        self._held = Episodes()
+
+    def call(self, call: Call, context: Context) -> Iterator[Event]:
+        if call.operation != "act":
+            raise FatalError(f"the environment function has no operation {call.operation!r}; it has: act")
+        params = parse(ActParams, call.params, "params of act")
+        if "policy" not in call.weights:
+            raise FatalError("act wants the version that made the samples as weights.policy, for its chat template")
+        prior = [event for event in context.prior if event.kind == "samples"]
+        done = {key for event in prior for key in zip(event.data["group"], event.data["index"], strict=True)}
+        with context.phase("read"):
+            batch = read_samples(call, context.exchange)
+            rows: dict[str, Json] = {}
+            for ref in call.inputs.get("rows", ()):
+                rows |= json.loads(context.exchange.get(ref))
+        turns = batch.turns
+        items = [
+            self._item(batch, i, _spans(turns, i), rows, params, call, context)
+            for i, key in enumerate(batch.keys)
+            if key not in done
+        ]
+        self._held.forget(params.episodes)
+        counts = _Counts(len(prior))
+        with context.phase("act"):
+            yield from self._act(items, batch, params, call, context, counts)
+        yield Event("done", data={"samples": len(batch), "tokens": _tokens(batch), **counts.data})
+
+    def _act(
+        self,
+        items: Sequence[_Item],
+        batch: SampleBatch,
+        params: ActParams,
+        call: Call,
+        context: Context,
+        counts: _Counts,
+    ) -> Iterator[Event]:
+        def work(item: _Item, timed: Callable[[], None]) -> Outcome:
+            return play(item.turn, item.kind, context.exchange, self._held, timed)
+
+        watched = Watched(work, items, threads=params.concurrency, limit_s=params.timeout_s)
+        on, over = list[tuple[_Item, Outcome]](), list[tuple[_Item, Outcome]]()
+        for item, found in watched.results(context.check):
+            if found is None:
+                late = f"{item.turn.name}: {item.kind.name} took longer than {params.timeout_s:g} s"
+                found = write(context.exchange, item.turn.keys[-1], Outcome.failure(late))
+            if found.answer.failed is not None and params.on_error == "fail":
+                raise FatalError(found.answer.failed)
+            counts.add(found.answer)
+            (on if found.finish == Finish.UNFINISHED else over).append((item, found))
+            if not watched.more():
+                for part in (on, over):
+                    if part:
+                        yield self._event(part, batch, params, call, context, counts)
+                on, over = [], []
+        if watched.hung:
+            raise ReplicaBroken(f"{watched.hung} episodes hang in their environment; a new replica goes on")
+
+    # --- what is asked -----------------------------------------------------------------------------------------------
+
+    def _item(
+        self, batch: SampleBatch, i: int, spans: Sequence[tuple[int, int]], rows: Mapping[str, Json], params: ActParams,
+        call: Call, context: Context,
+    ) -> _Item:  # fmt: skip
+        (group, index), response = batch.keys[i], batch.responses[i]
+        name = f"sample (group {group}, index {index})"
+        if str(group) not in rows:
+            raise FatalError(f"the rows of call {call.id} lack group {group}")
+        row = rows[str(group)]
+        kind = self._kind(row, params, name)
+        turns = self._template(call.weights["policy"], kind, context)
+        if not spans:
+            raise FatalError(f"call {call.id}: {name} has no turn")
+        digest = xxhash.xxh3_128(batch.prompts[int(batch.prompt[i])].tobytes())
+        keys, at = [], 0
+        for number, (_, stop) in enumerate(spans, start=1):
+            digest.update(response[at:stop].tobytes())
+            keys.append(f"{params.episodes}g{group}.i{index}/t{number:02d}.{digest.hexdigest()[:16]}")
+            at = stop
+        cut_off = int(batch.finish[i]) == Finish.LENGTH
+        texts = [_text(response[begin:stop], turns) for begin, stop in spans]
+        room = params.max_response_length - len(response)
+
+        def fits(answer: Answer) -> bool:
+            return len(_observed(answer, turns)) < room
+
+        seed = int(xxhash.xxh3_64_intdigest(f"{params.seed}/{group}/{index}".encode()) >> 1)
+        turn = Turn(name, row, seed, texts, keys, cut_off, len(spans) >= params.max_turns, fits)
+        return _Item(i, turn, kind, turns)
+
+    def _kind(self, row: Mapping[str, Any], params: ActParams, name: str) -> Kind:
+        wanted = "" if "" in params.kinds else str(row.get("environment"))
+        if wanted not in params.kinds:
+            raise FatalError(f"{name}: its row's environment is {wanted!r}; there are {', '.join(params.kinds)}")
+        opened = str(params.kinds[wanted])
+        if opened not in self._kinds:
+            self._kinds[opened] = open_kind(opened)
+        return self._kinds[opened]
+
+    def _template(self, version: Version, kind: Kind, context: Context) -> Turns:
+        key = (version, role(kind))
+        if key not in self._turns:
+            files = read_manifest(context.exchange, version).files
+            directory = Path(context.scratch) / "tokenizer"
+            directory.mkdir(exist_ok=True)
+            for name in _FILES:
+                (directory / name).unlink(missing_ok=True)
+                if name in files:
+                    (directory / name).write_bytes(context.exchange.durable.get(files[name]))
+            try:
+                self._turns = {key: Turns.load(directory, role(kind))}
+            except ValueError as error:
+                raise FatalError(f"model.path: {error}") from error
+        return self._turns[key]
+
+    # --- what is said ------------------------------------------------------------------------------------------------
+
+    def _event(
+        self, part: Sequence[tuple[_Item, Outcome]], batch: SampleBatch, params: ActParams, call: Call,
+        context: Context, counts: _Counts,
+    ) -> Event:  # fmt: skip
+        """Of outcomes that all go on, or are all over."""
+        counts.events += 1
+        name = f"{call.prefix}answered.{counts.events:04d}"
+        samples = _answered(batch, part)
+        ref = context.exchange.put(name, samples.encode())
+        data: Json = {
+            "group": samples.group.tolist(),
+            "index": samples.index.tolist(),
+            "prompt_length": samples.prompts.lengths[samples.prompt].tolist(),
+            "length": samples.responses.lengths.tolist(),
+            "finish": samples.finish.tolist(),
+        }
+        if part[0][1].finish == Finish.UNFINISHED:
+            return Event("samples", ref, data)
+        said = [self._answers(item, outcome, context) for item, outcome in part]
+        data |= {"turns": [len(answers) for answers in said]}
+        data |= {"tool_calls": [sum(answer.calls for answer in answers) for answers in said]}
+        data |= {"tool_errors": [sum(sum(answer.errors.values()) for answer in answers) for answers in said]}
+        failed = [i for i, (_, outcome) in enumerate(part) if outcome.answer.failed is not None]
+        good = [i for i in range(len(part)) if i not in failed]
+        data["failed"] = [
+            {"group": int(samples.group[i]), "index": int(samples.index[i]), "message": part[i][1].answer.failed}
+            for i in failed
+        ]
+        if params.score:
+            columns = _columns(samples.select(good), [said[i] for i in good], [part[i][1] for i in good])
+            data["columns"] = context.exchange.put(f"{name}.columns", columns.encode()).to_json()
+            scores = dict(zip(good, columns.sample["score"].tolist(), strict=True))
+            lines = [_line(samples, i, *part[i], said[i], scores.get(i)) for i in range(len(part))]
+            data["texts"] = context.exchange.put(f"{name}.jsonl", b"".join(lines)).to_json()
+        return Event("samples", ref, data)
+
+    def _answers(self, item: _Item, outcome: Outcome, context: Context) -> list[Answer]:
+        """To all turns of an episode that is over."""
+        before = [read(context.exchange, key) for key in item.turn.keys[:-1]]
+        return [found.answer if found is not None else Answer() for found in before] + [outcome.answer]
+
+
+class _Counts:
+    """What `done` tells."""
+
+    def __init__(self, events: int) -> None:
+        self.events, self._seconds, self._calls, self._errors = events, 0.0, 0, Counter[str]()
+
+    def add(self, answer: Answer) -> None:
+        self._seconds += answer.seconds
+        self._calls += answer.calls
+        self._errors.update(answer.errors)
+        self._errors["failed"] += answer.failed is not None
+
+    @property
+    def data(self) -> Json:
+        errors = {kind: count for kind, count in sorted(self._errors.items()) if count}
+        return {"seconds": round(self._seconds, 6), "tool_calls": self._calls, "errors": errors}
+
+
+def _tokens(batch: SampleBatch) -> int:
+    return int(batch.prompts.lengths[batch.prompt].sum() + batch.responses.lengths.sum())
+
+
+def _spans(turns: Ragged, i: int) -> list[tuple[int, int]]:
+    """Where each turn of a sample lies in its response; `turns` of SampleBatch."""
+    found = []
+    for number in range(int(turns[i].max(initial=-1)) + 1):
+        at = np.flatnonzero(turns[i] == number)
+        found.append((int(at[0]), int(at[-1]) + 1))
+    return found
+
+
+def _text(tokens: Any, turns: Turns) -> str:
+    text: str = turns.chat.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
+    return next((text.removesuffix(stop) for stop in turns.stops if text.endswith(stop)), text)
+
+
+def _observed(answer: Answer, turns: Turns) -> list[int]:
+    return turns.between([turns.message(text, name) for name, text in answer.observations])
+
+
+def _answered(batch: SampleBatch, part: Sequence[tuple[_Item, Outcome]]) -> SampleBatch:
+    """The samples with what was answered: appended at mask 0, where they go on."""
+    before = batch.select([item.row for item, _ in part])
+    given = [
+        _observed(outcome.answer, item.turns) if outcome.finish == Finish.UNFINISHED else [] for item, outcome in part
+    ]
+
+    def extended(flat: Any, fill: Sequence[Sequence[float]], dtype: Any) -> Any:
+        rows = Ragged(flat, before.responses.lengths).rows()
+        return Ragged.from_rows(
+            [np.concatenate((row, np.asarray(new, dtype))) for row, new in zip(rows, fill, strict=True)], dtype
+        )
+
+    zeros = [[0.0] * len(new) for new in given]
+    return dataclasses.replace(
+        before,
+        responses=extended(before.responses.flat, given, np.int32),
+        logprobs=extended(before.logprobs, zeros, np.float32).flat,
+        mask=extended(before.mask, zeros, np.float32).flat,
+        finish=np.array([int(outcome.finish) for _, outcome in part], np.int32),
+    )
+
+
+def _columns(samples: SampleBatch, said: Sequence[Sequence[Answer]], outcomes: Sequence[Outcome]) -> Columns:
+    """Of samples "score", of tokens "turn_rewards" and "anchor"."""
+    earned = [[answer.reward or 0.0 for answer in answers] for answers in said]
+    total = [
+        sum(turns) if outcome.score is None else outcome.score for turns, outcome in zip(earned, outcomes, strict=True)
+    ]
+    turns = samples.turns
+    rewards, anchors = np.zeros(len(samples.mask), np.float32), np.zeros(len(samples.mask), np.float32)
+    for i, start in enumerate(samples.responses.offsets[:-1]):
+        asked = ""
+        for (begin, stop), answer, reward in zip(_spans(turns, i), said[i], earned[i], strict=True):
+            rewards[start + stop - 1] = reward
+            anchors[start + begin] = xxhash.xxh3_64_intdigest(asked.encode()) % _ANCHORS
+            asked = json.dumps([list(o) for o in answer.observations])
+    return Columns.of(
+        samples, sample={"score": np.array(total, np.float32)}, token={"turn_rewards": rewards, "anchor": anchors}
+    )
+
+
+def _line(
+    samples: SampleBatch, i: int, item: _Item, outcome: Outcome, said: Sequence[Answer], score: float | None
+) -> bytes:
+    conversation: list[Json] = []
+    for text, answer, (begin, stop) in zip(item.turn.texts, said, _spans(samples.turns, i), strict=True):
+        conversation.append({"role": "assistant", "content": text, "tokens": stop - begin, "reward": answer.reward})
+        told = [{"role": item.turns.role, "name": name, "content": text} for name, text in answer.observations]
+        conversation += [{**message, "seconds": answer.seconds} for message in told]
+    tokenizer, error = item.turns.chat.tokenizer, outcome.answer.failed
+    line = {
+        "group": int(samples.group[i]),
+        "index": int(samples.index[i]),
+        "prompt": tokenizer.decode(samples.prompts[int(samples.prompt[i])].tolist(), skip_special_tokens=False),
+        "response": tokenizer.decode(samples.responses[i].tolist(), skip_special_tokens=False),
+        "score": score,
+        **({"error": error} if error is not None else {}),
+        "finish": outcome.finish.name.lower(),
+        "version": int(samples.version[i]),
+        "tokens": int(samples.responses.lengths[i]),
+        "conversation": conversation,
+    }
+    return json.dumps(line, ensure_ascii=False).encode() + b"\n"

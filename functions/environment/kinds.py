@@ -1,0 +1,70 @@
+"""Which environments there are, by how a job names them.
+
+file.py:Class, package.module:Class     one's own, or TRL's (own.py)
+mcp:COMMAND, mcp:http://...             the tools of an MCP server (mcp.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from functions.base.wire import Json
+from functions.environment.base import Answer
+from functions.environment.own import OwnKind
+
+
+class Episode(Protocol):
+    """One episode, from one thread at a time. Any method may raise, and may take long."""
+
+    stateless: bool
+    """Answers do not depend on earlier ones: nothing of it is to be kept, or made again."""
+
+    def begin(self, row: Mapping[str, Any], seed: int) -> None: ...
+
+    def act(self, text: str) -> Answer:
+        """What follows an assistant's turn, `text` without the token that ended it."""
+        ...
+
+    def reward(self, text: str) -> float | None:
+        """Of the whole episode, its turns' rewards included; None: their sum. `text`: of its last turn."""
+        ...
+
+    @property
+    def restores(self) -> bool:
+        """Whether it has `state` and `restore`."""
+        ...
+
+    def state(self) -> Any:
+        """JSON; asked for after a turn."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """After `begin`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Kind(Protocol):
+    """Makes episodes. `tools`: what the chat template is given; none: its turns are texts."""
+
+    name: str
+    tools: Sequence[Json]
+
+    def episode(self) -> Episode: ...
+
+
+def open_kind(name: str) -> Kind:
+    """Raises FatalError, in one line, for what is none."""
+    scheme, _, rest = name.partition(":")
+    if scheme == "mcp":
+        from functions.environment.mcp import McpKind
+
+        return McpKind(rest)
+    return OwnKind(name)
+
+
+def role(kind: Kind) -> str:
+    """Of its observations in the chat template."""
+    return "tool" if kind.tools else "user"

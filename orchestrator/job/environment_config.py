@@ -1,0 +1,40 @@
+"""[environment]: what answers the policy's turns, and how a job names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field
+
+from orchestrator.base.section import Section
+
+SCHEMES = ("mcp:",)
+"""Of environments that are no file's (functions/environment/kinds.py)."""
+
+
+class EnvironmentConfig(Section):
+    """What answers the policy's turns (docs/environments.md)."""
+
+    kind: str | Mapping[str, str]
+    """`<file.py>:<Class>`, or `mcp:<command or URL>`; or several by name: a row's column `environment` says which is
+    its own."""
+    max_turns: int = Field(8, ge=1)
+    """Turns of one episode, at most."""
+    timeout_s: float = Field(60.0, gt=0)
+    """For each thing that is asked of an environment: a tool call, a step, a reset, a reward."""
+    concurrency: int = Field(16, ge=1)
+    """Episodes that one replica serves at a time."""
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """By the name that rows have for them; "": all rows."""
+        return {"": self.kind} if isinstance(self.kind, str) else self.kind
+
+
+def located(value: str, base: Path) -> str:
+    """Of `<file.py>:<name>`, the file's absolute path."""
+    if ".py:" not in value or "://" in value or value.startswith(SCHEMES):
+        return value
+    file, _, name = value.rpartition(":")
+    return f"{(base / file).resolve()}:{name}"

@@ -1,0 +1,56 @@
+"""A job whose samples have turns, killed between them and in mid-answer, has the history of one that was left alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.environment_job import SETTINGS, add_environment
+from tests.support.tiny_job import ENV, Background, Job, assert_same, command, make_job
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    job = make_job(tmp_path_factory.mktemp("job"), steps=2)
+    add_environment(job)
+    return job
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the environment was asked, a line each."""
+    path = tmp_path / "asked"
+    monkeypatch.setitem(ENV, "ENVIRONMENT_LOG", str(path))
+    return path
+
+
+def answers(run: Path) -> int:
+    return len(list(run.glob("calls/s*.episodes/gen/*/t*")))
+
+
+def test_killed_between_turns_and_in_mid_answer(told: Job, tmp_path: Path, leaks_nothing: None, log: Path) -> None:
+    undisturbed = tmp_path / "undisturbed"
+    done = command("run", told.file, "--run-dir", undisturbed, *SETTINGS)
+    assert done.returncode == 0, done.stderr
+    metrics = [json.loads(line) for line in (undisturbed / "metrics.jsonl").read_text().splitlines()]
+    assert all(m["environment/turns"] > 1 for m in metrics[1:]), "episodes go on"
+    line = json.loads((undisturbed / "samples" / "000001.jsonl").read_text().splitlines()[0])
+    assert line["conversation"][0]["role"] == "assistant"
+    books = json.loads((undisturbed / "cost.json").read_text())
+    assert "environment" in books["functions"], "one row in the books"
+    asked = sorted(log.read_text().splitlines())
+    log.unlink()
+
+    run = tmp_path / "run"
+    first = Background("run", told.file, "--run-dir", run, *SETTINGS)
+    first.wait_for(lambda: answers(run) >= 3)
+    first.kill()
+    between = Background("resume", run)
+    between.wait_for(lambda: log.read_text().count("\n") > len(asked) // 3)
+    between.kill()
+    done = command("resume", run)
+    assert done.returncode == 0, done.stderr
+    assert_same(run, undisturbed)
+    assert set(log.read_text().splitlines()) == set(asked), "the same questions, whoever asked them"
