@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from functions.base.wire import Ref
-from functions.exchange.base import Buffer, Corrupt, Exchange, ExchangeError, NotFound
-from functions.exchange.directory import DirectoryExchange
+from functions.exchange.base import Buffer, Corrupt, Exchange, ExchangeError, NotFound, checksum
+from functions.exchange.directory import FOOTER_BYTES, DirectoryExchange
 
 ADDRESSED = re.compile(r".*\.([0-9a-f]{32})")
 DIRECTORY, LIMIT_GB = "RLHF_NODE_TIER", "RLHF_NODE_TIER_GB"
@@ -40,8 +42,9 @@ class NodeExchange:
 
     def __init__(self, store: Exchange, directory: Path, limit_bytes: int) -> None:
         self.store, self.directory, self.limit_bytes = store, directory, limit_bytes
+        self._lock = threading.Lock()
         self._checked: set[str] = set()
-        """Names of the copies of which this process has read all."""
+        """Values whose copies this process has compared with their names."""
         self._said: set[str] = set()
         self._files: DirectoryExchange | None = None
         with self._tried("opened"):
@@ -89,37 +92,51 @@ class NodeExchange:
     # --- copies ----------------------------------------------------------------------------------------------------
 
     def _whole(self, name: str) -> bytes | None:
-        """A copy, all of it; None: there is none to be had. One of a whole value is what its name says."""
-        if self._files is None:
+        """A copy of a value or of a part of it, all of the copy; None: there is none to be had."""
+        if self._files is None or ("." not in name and not self._is_whole(name)):
             return None
         with self._tried("read", name):
             try:
                 data = self._files.get(name)
-                if "." not in name:  # a whole value: its checksum is its name
-                    self._files.get(Ref(name, len(data), name), length=0)
             except NotFound:
                 return None
             except Corrupt as error:
-                log.warning("node tier: %s; it is removed, and read from the store", error)
-                self._files.delete(name)
+                self._remove(name, str(error))
                 return None
-            self._checked.add(name)
             self._use(name)
             return data
         return None
 
     def _part(self, content: str, start: int, length: int | None) -> bytes | None:
         """Of a copy of the whole value."""
-        if content not in self._checked:
-            whole = self._whole(content)
-            return None if whole is None else _within(whole, start, length)
-        with self._tried("read", content):
-            assert self._files is not None, "it was read before"
-            with contextlib.suppress(NotFound):
-                data = self._files.get(content, start=start, length=length)
-                self._use(content)
-                return data
+        if self._files is None or not self._is_whole(content):
+            return None
+        with self._tried("read", content), contextlib.suppress(NotFound):
+            data = self._files.get(content, start=start, length=length)
+            self._use(content)
+            return data
         return None
+
+    def _is_whole(self, content: str) -> bool:
+        """Whether there is a copy, and it is what its name says: looked at once in a process, by one thread."""
+        with self._lock, self._tried("read", content):
+            if content in self._checked:
+                return True
+            try:
+                with open(self.directory / content, "rb") as file:
+                    view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            except FileNotFoundError:
+                return False
+            if checksum(view[: max(0, len(view) - FOOTER_BYTES)]) != content:
+                self._remove(content, f"{content}: the copy's bytes are not those that its name says")
+                return False
+            self._checked.add(content)
+            return True
+        return False
+
+    def _remove(self, name: str, why: str) -> None:
+        log.warning("node tier: %s; it is removed, and read from the store", why)
+        (self.directory / name).unlink(missing_ok=True)
 
     def _keep(self, name: str, data: Buffer | Sequence[Buffer], size_bytes: int) -> None:
         if self._files is not None and size_bytes <= self.limit_bytes:
@@ -157,10 +174,3 @@ def _content(key: str) -> str | None:
     """The checksum of the value, where the key names it."""
     found = ADDRESSED.fullmatch(key.rpartition("/")[2])
     return None if found is None else found[1]
-
-
-def _within(whole: bytes, start: int, length: int | None) -> bytes:
-    stop = len(whole) if length is None else start + length
-    if start < 0 or stop > len(whole):
-        raise ValueError(f"start {start}, length {length} reach outside the value's {len(whole)} bytes")
-    return whole[start:stop]

@@ -49,7 +49,7 @@ from functions.base.wire import Json
 from functions.exchange.node import DIRECTORY, LIMIT_GB
 from functions.server import keeper
 from functions.server.agent_metrics import EVICTIONS, HITS, MISSES, AgentMetrics
-from functions.server.forked import Start, fork
+from functions.server.forked import Closes, Start, fork
 from functions.server.kept import Replica, identity, resident_bytes, started_by
 from functions.server.lines import Lines
 from functions.server.settings import die_with_parent, listen_unix
@@ -191,7 +191,7 @@ class NodeAgent:
             with listener, theirs:
                 others = [replica.control.socket for replica in self.replicas.values()]
                 clients = [one.socket for one in self.clients]
-                shut = [self.woken, self.wakeup, self.selector, ours, *others, *clients, *self.listeners]
+                shut: list[Closes] = [self.woken, self.wakeup, self.selector, ours, *others, *clients, *self.listeners]
                 pid, replica_pid = fork(start, listener, theirs, shut, fresh=self.fresh)
         except OSError as error:
             ours.close()
