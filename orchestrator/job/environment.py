@@ -42,7 +42,7 @@ def environment_tools(job: JobConfig, chat: Chat) -> Tools:
 def tools_of(row: Row, tools: Tools) -> Sequence[Json] | None:
     """Raises ValueError for a row whose column `environment` names none."""
     name = "" if "" in tools else row.columns.get("environment")
-    if name not in tools:
+    if not isinstance(name, str) or name not in tools:
         raise ValueError(f"field 'environment' is {name!r}; the job has {', '.join(tools)}")
     return tools[name] or None
 

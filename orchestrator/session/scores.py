@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import comb
+from typing import Any
 
 from functions.base.wire import Json
 from orchestrator.base.errors import RunError
@@ -54,7 +55,8 @@ def majority_metrics(prompts: PromptSet, texts: Sequence[Json], n: int) -> dict[
         for samples in (groups[group] for group in members if group in groups):
             said = [str(text.get("pred", text["response"])).strip() for text in samples]
             chosen = said.index(Counter(said).most_common(1)[0][0])
-            right.append(float(samples[chosen].get("acc", samples[chosen]["score"])))
+            accuracy: Any = samples[chosen].get("acc", samples[chosen]["score"])
+            right.append(float(accuracy))
         if right and n > 1:
             metrics[f"val-core/{source}/acc/maj@{n}/mean"] = sum(right) / len(right)
     return metrics
