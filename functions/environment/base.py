@@ -39,7 +39,7 @@ class EnvironmentFailed(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What an environment made of one turn; JSON, recorded once for all attempts (record.py)."""
+    """What an environment made of one turn; JSON, recorded once for all attempts (episode.py)."""
 
     observations: Sequence[tuple[str, str]] = ()
     """(tool's name or "", text) of each message that follows; none: the episode is over."""

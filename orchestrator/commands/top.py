@@ -74,14 +74,15 @@ def table(jobs: list[dict[str, Any]]) -> Table:
         shown.add_column(title, justify="right" if justify == "right" else "left", no_wrap=title != "now")
     for job in sorted(jobs, key=lambda job: job["ended_at"] is not None)[:SHOWN]:
         reward = job["metrics"].get("critic/score/mean")
-        spent = job["spent_replica_s"]
+        spent, usd = job["spent_replica_s"], job["spent_usd"]
+        usd = job["cost_usd"] if usd is None else usd
         replicas = " ".join(f"{name} {count}" for name, count in job["replicas"].items() if count)
         shown.add_row(
             job["id"],
             job["state"],
             f"{'-' if job['step'] is None else job['step']}/{job['steps']}",
             "-" if reward is None else f"{reward:.3f}",
-            "-" if spent is None else spending(job["spent_usd"] or 0.0, spent),
+            "-" if spent is None and not usd else spending(usd, spent or 0.0),
             "-" if job["wall_s"] is None else duration(job["wall_s"]),
             job["message"] or replicas,
             style=COLORS[job["state"]],

@@ -37,7 +37,7 @@ def test_equals_the_peers(parity: ModuleType, number: str) -> None:
 
 def test_the_fixtures_cover_every_loss_and_estimator(parity: ModuleType) -> None:
     cases = {key.partition("|")[2] for key in np.load(parity.FIXTURE).files if key.startswith("out/")}
-    for name in set(ADVANTAGES) - {"distillation", *GIVEN}:
+    for name in set(ADVANTAGES) - {"distillation", "gigpo", *GIVEN}:  # gigpo: test_turns.py
         assert any(case.startswith(f"verl/advantage/{name}") for case in cases), name
     for name in ("vanilla", "cispo"):
         for mode in parity.AGGREGATIONS:

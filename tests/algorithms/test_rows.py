@@ -36,6 +36,8 @@ def make(seed: int, lengths: list[int], per_group: int, equal: bool, masked: flo
         "components": torch.stack([scores, torch.rand(sequences, generator=rng).round(decimals=1)], -1),
         "component_weights": torch.tensor([1.0, 0.5]),
         "baselines": torch.rand(sequences, generator=rng),
+        "turn_rewards": torch.zeros(count),
+        "anchors": torch.zeros(count),
         "rewards": torch.randn(count, generator=rng),
         "values": torch.randn(count, generator=rng),
         "old_logprobs": old,

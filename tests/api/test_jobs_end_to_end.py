@@ -129,9 +129,9 @@ def test_submit_follows_a_job_to_its_failure(tmp_path: Path) -> None:
         assert str(root / "model") in done.stdout.splitlines()[-1]
         run = next(path for path in (tmp_path / "runs").iterdir() if path.name != ".idempotency")
         assert json.loads((run / "api.json").read_text())["launches"] == 1
-        refused = command(*words, "steps=0")
+        refused = command(*words, "steps=-1")
         assert refused.returncode == 1
-        assert refused.stderr == "error: 127.0.0.1 (422): job: steps: should be greater than or equal to 1, got 0\n"
+        assert refused.stderr == "error: 127.0.0.1 (422): job: steps: should be greater than or equal to 0, got -1\n"
         token.write_text("wrong-token-0123456789")
         assert "this token is not known" in command(*words).stderr
     away = command(*words)

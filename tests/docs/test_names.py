@@ -15,6 +15,7 @@ MODULES = re.compile(r"(?<![\w/.-])((?:functions|orchestrator|tests|bench)(?:\.\
 """`functions.base.wire`, with or without a name in it."""
 OTHERS = {
     "bench/NAME.py", "functions/exchange/NAME.py", "orchestrator/recipes/NAME.py", "orchestrator/commands/VERB.py",
+    "functions/environment/NAME.py", "math.py", "game.py", "gigpo/core_gigpo.py",
     "file.py", "path/to/file.py", "my_recipe.py", "solution.py",  # placeholders
     "tests/browser/screenshots",  # made by the tests
     "bench/exchange",  # a bucket

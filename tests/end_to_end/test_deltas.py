@@ -25,8 +25,8 @@ def test_kept_replicas_take_deltas_and_change_nothing(job: Job, tmp_path: Path) 
     runs = {"cold": tmp_path / "cold", "kept": tmp_path / "kept"}
     settings = ["model.dtype=bfloat16", "train.lr=1e-5", "functions.generate.replicas=1", "steps=2"]
     for name, run in runs.items():
-        kept = str(name == "kept").lower()
-        done = command("run", job.file, "--run-dir", run, *settings, f"planner.keep_warm={kept}")
+        holds = "planner.keep_warm=true" if name == "kept" else "platform.parked_gb=0"
+        done = command("run", job.file, "--run-dir", run, *settings, holds)
         assert done.returncode == 0, done.stderr
     assert_same(runs["kept"], runs["cold"])
     assert ("generate", "fetch delta") not in phases(runs["cold"])

@@ -50,7 +50,9 @@ def hints(exchange: DirectoryExchange, kl: KlParams | None, epoch: int = 1) -> P
 
 def test_each_function_that_holds_versions_is_told_those_that_its_calls_will_name(exchange: DirectoryExchange) -> None:
     keys = tell(exchange, hints(exchange, IN_REWARD), PPO)
-    assert keys == [f"hints/{f}" for f in ("cost-critic", "critic", "generate", "generate-tail", "reference", "reward")]
+    told = ("cost-critic", "critic", "environment", "generate", "generate-tail", "reference", "reward")
+    assert keys == [f"hints/{f}" for f in told]
+    assert loads(exchange, "environment") == [], "it holds no version"
     assert loads(exchange, "generate") == loads(exchange, "generate-tail") == [("generate", {"policy": ACTOR})]
     assert loads(exchange, "critic") == [("values", {"model": CRITIC})]
     assert loads(exchange, "cost-critic") == [("values", {"model": COST})]

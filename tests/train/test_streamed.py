@@ -228,7 +228,7 @@ def test_the_version_is_named_after_the_samples_and_trained_once(bench: Bench) -
     """A feed that ends with the id of a call that was made: its version is answered, nothing is trained."""
     whole = bench.whole(GRPO)
     again = bench.run(bench.fed_call(GRPO, bench.parts([[0, 1, 2, 3, 4, 5]])))
-    assert again == whole | {"waited_s": 0.0}
+    assert again == whole | {"waited_s": 0.0, "memory": {}}
     other = bench.run(bench.fed_call(GRPO, bench.parts([[0, 1, 2, 3, 4, 5]], identity="other"), "fed-2"))
     assert other["version"] != whole["version"]
 
