@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.chart.conftest import CHART
 from tests.knative.conftest import Start, control_plane  # noqa: F401  # a fixture
 from tests.support.tiny_job import ENV
+from tests.support.waiting import until
 
 
 def test_from_zero_to_an_answer_and_back(control_plane: Start, tmp_path: Path) -> None:  # noqa: F811
@@ -27,4 +28,4 @@ def test_from_zero_to_an_answer_and_back(control_plane: Start, tmp_path: Path) -
     there, back = done.stdout.splitlines()
     assert re.fullmatch(r"from zero to an answer in [0-9.]+ s", there)
     assert re.fullmatch(r"back at zero after [0-9.]+ s", back)
-    assert plane.ask(lambda cluster: (list(cluster.pods), list(cluster.objects))) == ([], []), "nothing is left"
+    until(lambda: plane.ask(lambda cluster: (list(cluster.pods), list(cluster.objects))) == ([], []))
