@@ -107,8 +107,9 @@ class NodeAgent:
         self.selector.register(self.woken, EVENT_READ, self.hear_signals)
         while not self.over:
             for key, _ in self.selector.select(self.patience_s()):
-                heard: Callable[[], None] = key.data
-                heard()
+                if self.selector.get_map().get(key.fd) is key:  # else it was closed by what was heard before it
+                    heard: Callable[[], None] = key.data
+                    heard()
             for replica in self.replicas.values():
                 if replica.late_s < time.monotonic():
                     self.kill(replica)

@@ -211,6 +211,16 @@ def test_without_a_budget_nothing_parks(agent: Agent) -> None:
     assert not exists(first["pid"])
 
 
+@pytest.mark.parametrize("agent", [0.0], indirect=True)
+def test_many_that_end_at_once(agent: Agent) -> None:
+    """A process's end is heard twice, as a signal and at its socket, in either order and among others' ends."""
+    started = [agent.start(f"a-{n}") for n in range(16)]
+    for process in started:
+        agent.tell(kill=process["name"])
+    assert {agent.hear()["gone"]["name"] for _ in started} == {process["name"] for process in started}
+    assert agent.start("b-0")["parked"] is False
+
+
 def test_what_users_code_has_started_does_not_outlive_its_replica(agent: Agent) -> None:
     first = agent.start("a-0")
     child = agent.call(first, "spawn")["child"]
