@@ -141,7 +141,7 @@ def test_jobs_are_compared_and_made_from_one_another(ran: Ran, visit: Open) -> N
     page = seen.page
     page.get_by_role("button", name="Clone…").click()
     text = page.get_by_role("dialog").get_by_role("textbox")
-    body = json.loads(text.input_value()) | {"steps": 0}
+    body = json.loads(text.input_value()) | {"steps": -1}
     text.fill(json.dumps(body))
     page.get_by_role("button", name="Start the job").click()
     expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("steps")
@@ -164,6 +164,8 @@ def test_jobs_are_compared_and_made_from_one_another(ran: Ran, visit: Open) -> N
     loaded_compare = page.locator(".charts .chart")
     assert loaded_compare.count() >= 5
     assert violations(page) == []
+    with ran.served.client() as api:
+        assert api.delete(f"/v1/jobs/{id}").is_success
 
 
 def test_by_keyboard_alone(ran: Ran, visit: Open) -> None:

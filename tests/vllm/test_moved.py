@@ -156,7 +156,7 @@ def test_keys_and_values_that_do_not_fit_are_named(engine: VllmEngine, wanted: l
     who, whole = r"sample \(group 1, index 1\): its keys and values are", part.cache.tensor
     for cache, message in (
         (KeysValues(whole.bfloat16()), f"{who} 2 kv heads .* in bfloat16, .*; this engine takes .* float32"),
-        (KeysValues(whole[:, :, :, 1:]), f"{who} of 58 tokens; wants those of its 40 prompt and 20 response tokens"),
+        (KeysValues(whole[:, :, :, :39]), f"{who} of 39 tokens; wants those of its 40 prompt and 20 response tokens"),
     ):
         with pytest.raises(ValueError, match=message):
             run(engine, [replace(part, cache=cache)], SAMPLING)
