@@ -36,7 +36,7 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
-import parity_floor  # noqa: E402
+import parity_floor  # noqa: E402  # type: ignore[import-not-found]
 
 from functions.algorithms import advantages as adv  # noqa: E402
 from functions.algorithms.aggregation import Totals, aggregate, batch_totals  # noqa: E402
@@ -144,7 +144,7 @@ def ours(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
     """What this project computes for one batch, under the names of bench/parity_peers.py."""
     batch = Flat(arrays)
     older = _losses(batch) | _kl(batch) | _advantages(batch) | _correction(batch) | _trl(batch)
-    return older | parity_floor.ours(batch)
+    return older | parity_floor.ours(batch)  # type: ignore[no-any-return]
 
 
 def _losses(batch: Flat) -> dict[str, Tensor]:
@@ -206,7 +206,7 @@ def _advantages(batch: Flat) -> dict[str, Tensor]:
         out[f"verl/advantage/{name}"] = estimate.advantages
         out[f"verl/advantage/{name}/returns"] = estimate.returns
     for shift in (True, False):
-        out[f"verl/whiten/{shift}"] = adv.whiten(values=batch["advantages"], mask=batch.mask, shift_mean=shift)
+        out[f"verl/whiten/{shift}"] = adv.whiten(values=batch["advantages"], mask=batch.mask, shift_mean=shift)  # type: ignore[attr-defined]
     return out
 
 

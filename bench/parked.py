@@ -107,7 +107,7 @@ async def call(
     async for event in platform.call("train", Call(name, "train", inputs, {"policy": version}, params)):
         meter = event.data.get("meter", meter)
         last = event
-    own_s = sum(s["stop_s"] - s["start_s"] for s in meter["spans"] if s["parent"] and s["name"] in ("train", "publish"))
+    own_s = sum(s["stop_s"] - s["start_s"] for s in meter["spans"] if s["parent"] and s["name"] in ("train", "publish"))  # type: ignore[comparison-overlap, misc]
     return Version.from_json(last.data["version"]), own_s
 
 

@@ -144,7 +144,7 @@ def test_on_policy_every_loss_has_the_plain_policy_gradient(
         aggregation=aggregation, **where,
     )  # fmt: skip
     mode = FIXED_AGGREGATION.get(name, aggregation)
-    (expected,) = torch.autograd.grad(aggregate(losses=-batch["advantages"] * plain, aggregation=mode, **where), plain)
+    (expected,) = torch.autograd.grad(aggregate(losses=-batch["advantages"] * plain, aggregation=mode, **where), plain)  # type: ignore[arg-type]
     (gradient,) = torch.autograd.grad(loss, leaf)
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-5)
 

@@ -213,7 +213,7 @@ def test_the_last_turn_and_the_last_tokens(shop: Scene) -> None:
         ({"max_turns": 1}, Finish.TURNS),
         ({"max_response_length": len(first.mask) + 2}, Finish.LENGTH),
     ):
-        on, over, data = shop.answered(shop.act(first, ROW, episodes=f"calls/s1.episodes/{finish}/", **params))
+        on, over, data = shop.answered(shop.act(first, ROW, episodes=f"calls/s1.episodes/{finish}/", **params))  # type: ignore[arg-type]
         assert on is None
         assert over.finish.tolist() == [finish]
         assert over.responses.flat.tolist() == first.responses.flat.tolist()
@@ -355,8 +355,8 @@ def test_an_environment_that_hangs(tmp_path: Path) -> None:
     scene = Scene(tmp_path, BROKEN, "Broken")
     first, params = scene.first(["a", "b"]), {"timeout_s": 0.3, "on_error": "drop"}
     with pytest.raises(ReplicaBroken, match="2 episodes hang"):
-        scene.act(first, {"how": "hang"}, **params)
-    _, over, data = scene.answered(scene.act(first, {"how": "hang"}, **params))
+        scene.act(first, {"how": "hang"}, **params)  # type: ignore[arg-type]
+    _, over, data = scene.answered(scene.act(first, {"how": "hang"}, **params))  # type: ignore[arg-type]
     assert over.finish.tolist() == [Finish.ENVIRONMENT] * 2
     assert data["failed"][0]["message"].endswith("Broken took longer than 0.3 s")
 
