@@ -36,7 +36,7 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
-import parity_floor  # noqa: E402  # type: ignore[import-not-found]
+import parity_floor  # type: ignore[import-not-found]  # noqa: E402
 
 from functions.algorithms import advantages as adv  # noqa: E402
 from functions.algorithms.aggregation import Totals, aggregate, batch_totals  # noqa: E402
