@@ -81,8 +81,7 @@ def make_run(root: Path, steps: int, samples: int) -> RunDirectory:
         costs.append(cost_of(step, usage))
         (path / "samples" / f"{step:06d}.jsonl").write_text(texts_of(step, samples, rng))
     wall_s = steps * STEP_S
-    held = {n: Cost(c * wall_s, 0.0, c * wall_s, c * wall_s / 3600 * USD_PER_HOUR[n], c) for n, c in REPLICAS.items()}
-    books = Books(costs, together(costs), StepCost(steps), 1, held)  # type: ignore[call-arg]
+    books = Books(costs, together(costs), StepCost(steps), 1)
     write_atomically(path / "cost.json", json.dumps(books.to_json(), indent=1).encode())
     now = Now(path, trace.job_s)
     now.look([Replica("generate", f"generate-open-{k}", "busy", wall_s + 1.0) for k in range(16)], wall_s + 2.0)

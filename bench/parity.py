@@ -36,12 +36,12 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
-import parity_floor  # type: ignore[import-not-found]  # noqa: E402
-
+from bench import parity_floor  # noqa: E402
 from functions.algorithms import advantages as adv  # noqa: E402
 from functions.algorithms.aggregation import Totals, aggregate, batch_totals  # noqa: E402
 from functions.algorithms.correction import effective_sample_size, rollout_correction  # noqa: E402
 from functions.algorithms.entropy import entropy_loss  # noqa: E402
+from functions.algorithms.estimate import whiten  # noqa: E402
 from functions.algorithms.kl import adaptive_kl_coef, kl_estimate, kl_loss  # noqa: E402
 from functions.algorithms.logprobs import token_logprobs  # noqa: E402
 from functions.algorithms.metrics import combine_metrics  # noqa: E402
@@ -144,7 +144,7 @@ def ours(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
     """What this project computes for one batch, under the names of bench/parity_peers.py."""
     batch = Flat(arrays)
     older = _losses(batch) | _kl(batch) | _advantages(batch) | _correction(batch) | _trl(batch)
-    return older | parity_floor.ours(batch)  # type: ignore[no-any-return]
+    return older | parity_floor.ours(batch)
 
 
 def _losses(batch: Flat) -> dict[str, Tensor]:
@@ -206,7 +206,7 @@ def _advantages(batch: Flat) -> dict[str, Tensor]:
         out[f"verl/advantage/{name}"] = estimate.advantages
         out[f"verl/advantage/{name}/returns"] = estimate.returns
     for shift in (True, False):
-        out[f"verl/whiten/{shift}"] = adv.whiten(values=batch["advantages"], mask=batch.mask, shift_mean=shift)  # type: ignore[attr-defined]
+        out[f"verl/whiten/{shift}"] = whiten(values=batch["advantages"], mask=batch.mask, shift_mean=shift)
     return out
 
 

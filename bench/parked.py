@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -103,11 +104,11 @@ async def call(
     inputs = {"samples": [exchange.put(f"in/{name}.s", batch.encode())]}
     inputs["columns"] = [exchange.put(f"in/{name}.c", columns.encode())]
     params = {"model": "actor", "dtype": "bfloat16", "max_rollout_logprob_diff": "off"}
-    meter: dict[str, list[dict[str, float]]] = {}
+    meter: dict[str, Any] = {}
     async for event in platform.call("train", Call(name, "train", inputs, {"policy": version}, params)):
         meter = event.data.get("meter", meter)
         last = event
-    own_s = sum(s["stop_s"] - s["start_s"] for s in meter["spans"] if s["parent"] and s["name"] in ("train", "publish"))  # type: ignore[comparison-overlap, misc]
+    own_s = sum(s["stop_s"] - s["start_s"] for s in meter["spans"] if s["parent"] and s["name"] in ("train", "publish"))
     return Version.from_json(last.data["version"]), own_s
 
 

@@ -23,6 +23,16 @@ class Inputs:
         self.advantages = checked("advantages", advantages.detach(), segment, mask)
         self.log_ratio = self.logprobs - checked("old_logprobs", old_logprobs.detach(), segment, mask)
 
+    @property
+    def bounded(self) -> Tensor:
+        """The log-ratios within LOG_RATIO_BOUND; beyond it they have no gradient. [N]"""
+        return self.log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+    @property
+    def ratio(self) -> Tensor:
+        """exp(bounded). [N]"""
+        return torch.exp(self.bounded)
+
     def finish(
         self,
         losses: Tensor,

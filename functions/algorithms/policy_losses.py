@@ -25,7 +25,7 @@ from torch import Tensor
 
 from functions.algorithms import distillation, names, sequence_losses, token_losses
 from functions.algorithms.aggregation import Totals, trained_lengths
-from functions.algorithms.loss_inputs import LOG_RATIO_BOUND, Inputs
+from functions.algorithms.loss_inputs import Inputs
 from functions.algorithms.metrics import Metrics
 from functions.algorithms.ragged import run_sums, runs
 
@@ -54,7 +54,7 @@ def vanilla(
     if dual_clip is not None and dual_clip <= 1.0:
         raise ValueError(f"dual_clip: must be above 1 (or None to turn it off), got {dual_clip}")
     inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask)
-    ratio = torch.exp(inputs.log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+    ratio = inputs.ratio
     unclipped = -inputs.advantages * ratio
     clipped = -inputs.advantages * torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
     losses = torch.maximum(unclipped, clipped)
@@ -118,7 +118,7 @@ def cispo(
     0: its 5.0 is clip_high 4.0). verl `core_algos.py:compute_policy_loss_cispo`.
     """
     inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask)
-    ratio = torch.exp(inputs.log_ratio.detach().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+    ratio = inputs.ratio.detach()
     capped = torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
     losses = -capped * inputs.advantages * inputs.logprobs
     return inputs.finish(losses, weights, totals, aggregation, clipped=ratio != capped)
@@ -141,7 +141,7 @@ def importance_sampling(
     (Thinking Machines, On-Policy Distillation, 2025; GKD, arXiv:2306.13649).
     """
     inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask)
-    ratio = torch.exp(inputs.log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+    ratio = inputs.ratio
     return inputs.finish(-inputs.advantages * ratio, weights, totals, aggregation)
 
 

@@ -43,7 +43,7 @@ def vespo(
     """
     inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask)
     found = runs(segment)
-    logs = inputs.log_ratio.detach().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    logs = inputs.bounded.detach()
     counts = torch.ones_like(mask)
     if weights is not None:
         rho = checked("weights", weights.detach(), segment, mask)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from functions.algorithms.aggregation import Totals
-from functions.algorithms.loss_inputs import LOG_RATIO_BOUND, Inputs
+from functions.algorithms.loss_inputs import Inputs
 from functions.algorithms.metrics import Metrics
 from functions.algorithms.names import FIXED_AGGREGATION
 
@@ -87,7 +87,7 @@ def dppo_kl(
 def _within(
     inputs: Inputs, valid: Tensor, cap: float, weights: Tensor | None, totals: Totals, aggregation: str
 ) -> tuple[Tensor, Metrics]:
-    ratio = torch.exp(inputs.log_ratio.detach().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+    ratio = inputs.ratio.detach()
     losses = -inputs.advantages * ratio.clamp(max=cap) * inputs.logprobs * valid
     return inputs.finish(losses, weights, totals, aggregation, clipped=~valid, lower=(ratio > cap) & valid)
 
@@ -110,7 +110,7 @@ def sapo(
     Always aggregated as seq-mean-token-mean. verl `compute_policy_loss_sapo`; TRL loss_type "sapo" without a bound.
     """
     inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask)
-    ratio = torch.exp(inputs.log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+    ratio = inputs.ratio
     tau = torch.where(inputs.advantages > 0, tau_pos, tau_neg)
     losses = -inputs.advantages * torch.sigmoid(tau * (ratio - 1.0)) * (4.0 / tau)
     return inputs.finish(losses, weights, totals, FIXED_AGGREGATION["sapo"])
@@ -133,7 +133,7 @@ def clip_cov(
     """PPO's clip, and no gradient at all at the tokens `chosen` (bool [N], covariance.py): those that would lower the
     entropy most. arXiv:2505.22617, section 4.2; verl `compute_policy_loss_clip_cov`."""
     inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask)
-    ratio = torch.exp(inputs.log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+    ratio = inputs.ratio
     limited = -inputs.advantages * torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
     unlimited = -inputs.advantages * ratio
     out = chosen & ~(limited > unlimited)
@@ -158,7 +158,7 @@ def kl_cov(
     arXiv:2505.22617, section 4.3; verl `compute_policy_loss_kl_cov`, whose ppo_kl_coef is `kl_coef`.
     """
     inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask)
-    log_ratio = inputs.log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    log_ratio = inputs.bounded
     losses = -inputs.advantages * log_ratio.exp() + kl_coef * log_ratio.abs() * chosen
     return inputs.finish(losses, weights, totals, aggregation, clipped=chosen)
 
@@ -178,6 +178,6 @@ def dro(
     """Direct reward optimisation, token by token (arXiv:2405.19107, eq. 4). verl `compute_policy_loss_dro`, which has
     no default for beta."""
     inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask)
-    log_ratio = inputs.log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    log_ratio = inputs.bounded
     losses = -inputs.advantages * inputs.logprobs + 0.5 * beta * log_ratio.square()
     return inputs.finish(losses, weights, totals, aggregation)

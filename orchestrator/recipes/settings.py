@@ -13,8 +13,9 @@ from functions.base.wire import Json
 from functions.call.function import FatalError
 from functions.call.train_params import ROLLOUT_BOUNDS, TrainParams
 from orchestrator.base.errors import ConfigError
-from orchestrator.job.config import JobConfig, OptimConfig
+from orchestrator.job.config import JobConfig
 from orchestrator.job.roles import BY_NAME, TRAINERS
+from orchestrator.job.sections import OptimConfig
 from orchestrator.recipes.base import Recipe
 
 OWN = ("optimizer", "model", "objective", "temperature", "top_p", "top_k", "min_p",

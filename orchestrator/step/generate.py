@@ -14,8 +14,8 @@ from functions.base.samples import SampleBatch
 from functions.base.wire import CACHES, CALLS, Call, Ref
 from orchestrator.base.canonical import canonical
 from orchestrator.base.errors import RunError
-from orchestrator.job.config import RolloutConfig
 from orchestrator.job.prompts import PromptSet
+from orchestrator.job.sections import RolloutConfig
 from orchestrator.step.context import Context
 from orchestrator.step.dataflow import Finished, Samples, lengths_of
 from orchestrator.step.episodes import KEEP_FROM, Episodes

@@ -137,14 +137,14 @@ def test_on_policy_every_loss_has_the_plain_policy_gradient(
     if name == "geo_mean":  # one advantage per sequence
         mean = segment_sum(values=batch["advantages"], segment=batch["segment"], num_sequences=len(lengths))
         batch["advantages"] = per_token(values=mean, segment=batch["segment"])
-    where = {key: batch[key] for key in ("segment", "mask")} | {"totals": totals}
+    where: dict[str, Any] = {key: batch[key] for key in ("segment", "mask")} | {"totals": totals}
     leaf, plain = (batch["old_logprobs"].clone().requires_grad_() for _ in range(2))
     loss, _ = call_loss(
         name, logprobs=leaf, old_logprobs=batch["old_logprobs"], advantages=batch["advantages"],
         aggregation=aggregation, **where,
     )  # fmt: skip
     mode = FIXED_AGGREGATION.get(name, aggregation)
-    (expected,) = torch.autograd.grad(aggregate(losses=-batch["advantages"] * plain, aggregation=mode, **where), plain)  # type: ignore[arg-type]
+    (expected,) = torch.autograd.grad(aggregate(losses=-batch["advantages"] * plain, aggregation=mode, **where), plain)
     (gradient,) = torch.autograd.grad(loss, leaf)
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-5)
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from functions.algorithms.advantages import ADVANTAGES, gigpo
-from functions.algorithms.aggregation import AGGREGATIONS, batch_totals  # type: ignore[attr-defined]
+from functions.algorithms.aggregation import batch_totals
 from functions.algorithms.kl import kl_loss, reward_kl
-from functions.algorithms.names import KL_KINDS
+from functions.algorithms.names import AGGREGATIONS, KL_KINDS
 from functions.algorithms.policy_losses import POLICY_LOSSES
 from functions.algorithms.registry import call_with
 from functions.algorithms.rewards import token_rewards
@@ -172,10 +172,12 @@ def test_gigpo_is_verl_agents(gamma: float, weight: float, divide: bool) -> None
         for row in rows:
             row["score"] = totals[row["sample"]]
         wanted = reference(rows, gamma, weight, divide)
-        tensors = {n: torch.tensor(v, dtype=torch.long if n == "segment" else torch.float32) for n, v in flat.items()}
+        tensors: dict[str, Any] = {
+            n: torch.tensor(v, dtype=torch.long if n == "segment" else torch.float32) for n, v in flat.items()
+        }
         estimate = gigpo(
             scores=torch.tensor(totals), group=torch.arange(samples) % 2, gamma=gamma, step_weight=weight,
-            divide=divide, **tensors,  # type: ignore[arg-type]
+            divide=divide, **tensors,
         )  # fmt: skip
         by_token = [value for row, value in zip(rows, wanted, strict=True) for _ in range(row["said"])]
         trained = tensors["mask"] == 1

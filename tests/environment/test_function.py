@@ -209,11 +209,12 @@ def test_the_last_turn_and_the_last_tokens(shop: Scene) -> None:
     """The tool of a last turn is used, for it may be what the episode is worth; nobody reads its answer. So it is with
     an answer that has no room."""
     first = shop.first([call_of(item="tea")])
-    for params, finish in (
+    cases: list[tuple[dict[str, Any], Finish]] = [
         ({"max_turns": 1}, Finish.TURNS),
         ({"max_response_length": len(first.mask) + 2}, Finish.LENGTH),
-    ):
-        on, over, data = shop.answered(shop.act(first, ROW, episodes=f"calls/s1.episodes/{finish}/", **params))  # type: ignore[arg-type]
+    ]
+    for params, finish in cases:
+        on, over, data = shop.answered(shop.act(first, ROW, episodes=f"calls/s1.episodes/{finish}/", **params))
         assert on is None
         assert over.finish.tolist() == [finish]
         assert over.responses.flat.tolist() == first.responses.flat.tolist()
@@ -353,10 +354,11 @@ def test_an_environment_that_fails(tmp_path: Path, how: str, line: str) -> None:
 def test_an_environment_that_hangs(tmp_path: Path) -> None:
     """It is given up, and so is its replica when the others are answered; the next attempt finds all said."""
     scene = Scene(tmp_path, BROKEN, "Broken")
-    first, params = scene.first(["a", "b"]), {"timeout_s": 0.3, "on_error": "drop"}
+    first = scene.first(["a", "b"])
+    params: dict[str, Any] = {"timeout_s": 0.3, "on_error": "drop"}
     with pytest.raises(ReplicaBroken, match="2 episodes hang"):
-        scene.act(first, {"how": "hang"}, **params)  # type: ignore[arg-type]
-    _, over, data = scene.answered(scene.act(first, {"how": "hang"}, **params))  # type: ignore[arg-type]
+        scene.act(first, {"how": "hang"}, **params)
+    _, over, data = scene.answered(scene.act(first, {"how": "hang"}, **params))
     assert over.finish.tolist() == [Finish.ENVIRONMENT] * 2
     assert data["failed"][0]["message"].endswith("Broken took longer than 0.3 s")
 

@@ -43,7 +43,7 @@ def chat(template: str) -> Chat:
 def written(template: str, role: str, *observations: tuple[str, str]) -> str:
     turns = Turns(chat(template), ["<|im_end|>"], role)
     ids = turns.between([turns.message(text, name) for name, text in observations])
-    return "".join(turns.chat.tokenizer.id_to_token(i) for i in ids)  # type: ignore[misc]
+    return "".join(str(turns.chat.tokenizer.id_to_token(i)) for i in ids)
 
 
 def test_increments() -> None:

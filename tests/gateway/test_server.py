@@ -159,7 +159,8 @@ def test_tokens_in_tokens_out_is_the_same_answer(server: Server, greedy: dict[st
     """As vLLM's /inference/v1/generate, which verifiers' train client calls."""
     asked, wanted = next(iter(greedy.items()))
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    prompt = tokenizer.apply_chat_template(user(asked), add_generation_prompt=True, return_dict=True)["input_ids"]  # type: ignore[call-overload, index]
+    encoded: Any = tokenizer.apply_chat_template(user(asked), add_generation_prompt=True, return_dict=True)
+    prompt = encoded["input_ids"]
     params = {"temperature": 0.0, "max_tokens": 24, "logprobs": 1, "skip_special_tokens": False}
     body = {"model": "arithmetic", "token_ids": prompt, "sampling_params": params, "stream": False}
     answer = server.post("/inference/v1/generate", body).json()

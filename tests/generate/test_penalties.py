@@ -34,9 +34,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine_of(name: str, directory: Path, *, deterministic: bool = False) -> Engine:
-    made = ENGINES[name](dtype=torch.float32, device=torch.device("cpu"), slots=8, deterministic=deterministic)
+    made: Engine = ENGINES[name](dtype=torch.float32, device=torch.device("cpu"), slots=8, deterministic=deterministic)
     made.load(BASE, directory)
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def requests(count: int = 6) -> list[Request]:

@@ -18,8 +18,9 @@ from pydantic import BaseModel
 
 from functions.call.train_params import TrainParams
 from orchestrator.base.errors import OrchestratorError
-from orchestrator.job.config import FunctionConfig, JobConfig, parse_job
+from orchestrator.job.config import JobConfig, parse_job
 from orchestrator.job.paths import PATHS
+from orchestrator.job.sections import FunctionConfig
 from orchestrator.session.session import prepare
 from tests.support.tiny_job import make_job
 

@@ -10,7 +10,8 @@ import pytest
 from functions.base.wire import Json
 from functions.call.train_params import KlParams, LoraParams, OptimizerParams, TrainParams
 from orchestrator.base.errors import ConfigError
-from orchestrator.job.config import JobConfig, ModelConfig, OptimConfig, TrainConfig, parse_job
+from orchestrator.job.config import JobConfig, parse_job
+from orchestrator.job.sections import ModelConfig, OptimConfig, TrainConfig
 from orchestrator.recipes import RECIPES, find_recipe
 from orchestrator.recipes.settings import job_models, streamed_functions, train_settings
 

@@ -26,7 +26,7 @@ def follow(
 ) -> Follower:
     """Of samples that are finished at 1, 2, 3 and 10 s."""
     parts = Parts.of(np.array([[1.0, 2.0, 3.0, 10.0]]), np.array([tokens]), np.array([size]))
-    return StreamedStage(parts, cost, start_s, prewarmed=ahead).follow(replicas, np.array([room_at_s]))  # type: ignore[arg-type]
+    return StreamedStage(parts, cost, start_s, prewarmed=np.array([ahead])).follow(replicas, np.array([room_at_s]))
 
 
 def test_follow_by_hand() -> None:
@@ -59,7 +59,9 @@ def test_replicas_take_turns_in_every_step_of_many(
     finish_s = np.sort(rng.uniform(0.0, 50.0, (len(sizes), samples)), axis=1)
     tokens, cost = rng.uniform(5.0, 40.0, finish_s.shape), WorkCost(0.3, 0.2, 0.01, first_s=1.5)
     parts = Parts.of(finish_s, tokens, np.array(sizes))
-    found = StreamedStage(parts, cost, 2.0, prewarmed).follow(replicas, np.full(len(sizes), room_at_s))  # type: ignore[arg-type]
+    found = StreamedStage(parts, cost, 2.0, np.full(len(sizes), prewarmed)).follow(
+        replicas, np.full(len(sizes), room_at_s)
+    )
     for row, size in enumerate(sizes):
         starts = range(0, samples, size)
         ready = [finish_s[row, min(k + size, samples) - 1] for k in starts]

@@ -127,7 +127,7 @@ def here(*words: object) -> subprocess.CompletedProcess[str]:
             code = main([*map(str, words)])
         except SystemExit as end:  # argparse's
             code = int(end.code or 0)
-    return subprocess.CompletedProcess([*words], code, output.getvalue(), errors.getvalue())  # type: ignore[list-item]
+    return subprocess.CompletedProcess([*map(str, words)], code, output.getvalue(), errors.getvalue())
 
 
 class Background:
