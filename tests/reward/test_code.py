@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,16 +19,6 @@ from functions.sandbox.program import Limits, Program, Result, Sandbox, SandboxE
 
 NONE = np.zeros(0, np.int32)
 LIMITS = Limits(timeout_s=20, memory_mb=256)
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[LocalSandbox]:
-    try:
-        made = LocalSandbox()
-    except SandboxError as error:
-        pytest.skip(f"no sandbox on this machine: {error}")
-    with made:
-        yield made
 
 
 def item(response: str, row: Mapping[str, Any], index: int = 0) -> Item:

@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,24 +16,10 @@ import pytest
 
 from functions.sandbox.local import LocalSandbox
 from functions.sandbox.parent import _send
-from functions.sandbox.program import Limits, Program, Result, SandboxError
-from tests.sandbox.contained import contained
+from functions.sandbox.program import Limits, Program, Result
 from tests.support.waiting import until
 
 TIGHT = Limits(timeout_s=3, memory_mb=128, disk_mb=8, processes=16, output_kb=64)
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[LocalSandbox]:
-    try:
-        made = LocalSandbox()
-    except SandboxError as error:
-        pytest.skip(f"no sandbox on this machine: {error}")
-    with contained(made._server.pid):
-        try:
-            yield made
-        finally:
-            made.close()
 
 
 def run(sandbox: LocalSandbox, code: str, language: str = "python", stdin: str = "") -> Result:

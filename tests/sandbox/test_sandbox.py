@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,20 +19,9 @@ from functions.sandbox.local import LocalSandbox
 from functions.sandbox.program import Limits, Program, SandboxError
 from functions.sandbox.remote import ATTEMPTS, RemoteSandbox
 from functions.sandbox.server import Most, app
-from tests.sandbox.contained import contained
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[LocalSandbox]:
-    try:
-        made = LocalSandbox()
-    except SandboxError as error:
-        pytest.skip(f"no sandbox on this machine: {error}")
-    with made, contained(made._server.pid):
-        yield made
 
 
 def held(sandbox: LocalSandbox) -> dict[str, int]:
