@@ -39,6 +39,8 @@ Flags = npt.NDArray[np.bool_]
 
 RIVALS = 1.25
 """How far a way may be behind the best one, in what is minimised, before only its most promising cut is worked out."""
+BEAMS_GAIN = 1.15
+"""How much one way may gain over another by several beams instead of one (training.py)."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +126,11 @@ class Outliner:
         steady_s, cost = (column.reshape(len(pairs), -1) for column in (whole.steady_s, whole.cost))
         size = best(exchange, steady_s, cost)
         value = worth(exchange[:, None], steady_s, cost).min(axis=1).reshape(count, -1)
-        near = (value <= value.min(axis=0) + math.log(rivals)).ravel() if rivals > 0 else np.zeros(len(pairs), bool)
+        beam = BEAM if len(self.case.costs.trainers) > 1 and self.case.policy.stream else 1
+        behind = rivals * (BEAMS_GAIN if beam > 1 else 1.0)  # the values are those of one beam
+        near = (value <= value.min(axis=0) + math.log(behind)).ravel() if rivals > 0 else np.zeros(len(pairs), bool)
         kept = [(way, e, cut) for k, (way, e) in enumerate(pairs) for cut in cuts[way][e][: None if near[k] else 1]]
         sizes_of = sizes[size][[way * len(exchanges) + e for way, e, _ in kept]]
-        beam = BEAM if len(self.case.costs.trainers) > 1 and self.case.policy.stream else 1
         return self._whole(ways, [(way, exchanges[e], cut) for way, e, cut in kept], sizes_of, beam)
 
     def _whole(

@@ -168,7 +168,9 @@ def test_where_the_time_went(seen: Seen) -> None:
             for call in calls:
                 if call["start"] <= at < call["stop"]:
                     inside = [
-                        p for p in seen.phases[call["lane"]] if p[1] <= at < p[2] and p[1] >= call["start"] - 1e-6
+                        p
+                        for p in seen.phases.get(call["lane"], ())  # an attempt that was lost has none
+                        if p[1] <= at < p[2] and p[1] >= call["start"] - 1e-6
                     ]
                     inner = max(inside, key=lambda p: (p[1], -p[2]), default=None)
                     now.add(usual[call["group"]] if inner is None else meant[inner[0]])
