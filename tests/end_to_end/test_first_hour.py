@@ -54,7 +54,7 @@ def test_a_written_job_runs_as_it_is(job: Job, tmp_path: Path) -> None:
     assert (found.name, found.recipe, found.model.dtype) == ("train-grpo", "grpo", "float32")
     assert (found.data.prompt_key, found.data.apply_chat_template) == ("question", False)
     assert found.data.validation == str(tmp_path / "test.parquet")
-    assert found.reward.score == "rule:gsm8k"
+    assert found.reward.score == "rule:number"
     assert (found.data.prompts_per_step, found.steps, found.data.max_prompt_length) == (2, 4, 4)
     assert found.rollout.max_response_length == 64 - 4
     again = here("init", job.directory / "model", tmp_path / "train.parquet", "-o", tmp_path / "job.toml")
