@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import signal
-import threading
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -245,20 +244,24 @@ async def go_back(journal: Journal, events: EventLog, path: Path, lost: StateLos
                            f"{lost.step}, and writes every state to the store from there on"})  # fmt: skip
 
 
+async def ended(run: Run, view: View) -> Path:
+    """`execute`, whose failure is the one that a user can read; Stopped where its task was cancelled."""
+    try:
+        return await execute(run, view)
+    except asyncio.CancelledError:
+        raise Stopped(f"stopped; go on with `rlhf-orchestrate resume {run.directory.path}`") from None
+    except BaseExceptionGroup as group:
+        raise first_failure(group) from None
+
+
 def train(run: Run, view: View) -> Path:
-    """`execute` in an event loop of its own; SIGINT and SIGTERM end it in order, with functions at zero."""
+    """`ended` in an event loop of its own; SIGINT and SIGTERM end it in order, with functions at zero."""
 
     async def main() -> Path:
         task = asyncio.current_task()
         assert task is not None, "inside asyncio.run"
-        in_main = threading.current_thread() is threading.main_thread()  # no other may have handlers
-        for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():
+        for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        try:
-            return await execute(run, view)
-        except asyncio.CancelledError:
-            raise Stopped(f"stopped; go on with `rlhf-orchestrate resume {run.directory.path}`") from None
-        except BaseExceptionGroup as group:
-            raise first_failure(group) from None
+        return await ended(run, view)
 
     return asyncio.run(main())
