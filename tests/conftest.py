@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +11,22 @@ from hypothesis import settings
 
 from functions.sandbox.local import LocalSandbox
 from functions.sandbox.program import SandboxError
+from functions.server.forkserver import FORKSERVER, keep
 from tests.exchange.servers import RedisServer
 from tests.sandbox.contained import contained
+from tests.support.tiny_job import ENV
 
 settings.register_profile("any-speed", deadline=None)
 settings.load_profile("any-speed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forkserver() -> Iterator[None]:
+    """Jobs and platforms of a worker's tests have their node agents forked from one process."""
+    with keep(ENV) as path:
+        os.environ[FORKSERVER] = ENV[FORKSERVER] = path
+        yield
+        del os.environ[FORKSERVER], ENV[FORKSERVER]
 
 
 @pytest.fixture

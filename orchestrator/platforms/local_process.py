@@ -17,13 +17,11 @@ from typing import Any
 
 from functions.base.logs import LogLine
 from functions.base.wire import Json
+from functions.server.forkserver import FORKSERVER, ONE_HEAP, ask
 from orchestrator.platforms.base import PlatformError
 
 Settings = Mapping[str, Any]
 """Keyword arguments of functions.server.settings.Settings; JSON values."""
-
-ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
-"""Else glibc keeps up to 64 MB for each thread that has freed them, also of a process that parks (malloc_trim(3))."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,10 +98,10 @@ class Launcher:
 
 
 class _Agent:
-    """A node agent that is ready."""
+    """A node agent that is ready. `child`: none of ours where a forkserver has forked it."""
 
     def __init__(
-        self, child: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, child: asyncio.subprocess.Process | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self._child, self._reader, self._writer = child, reader, writer
         self._started: dict[str, asyncio.Future[Json]] = {}
@@ -119,26 +117,23 @@ class _Agent:
             ours.close()
             theirs.close()
             raise
-        with theirs, log.open("ab") as output:
-            starting = asyncio.ensure_future(asyncio.create_subprocess_exec(
-                sys.executable, "-m", "functions.server.agent", "--parent", str(os.getpid()), *arguments,
-                stdin=theirs.fileno(), stdout=output, stderr=output, env={**os.environ, **ONE_HEAP},
-            ))  # fmt: skip
+        with theirs:
+            starting = asyncio.create_task(_begin(arguments, theirs, log))
             try:
                 child = await asyncio.shield(starting)
                 theirs.close()  # from here on, the end of the child is the end of what `reader` reads
                 ready = await reader.readline()
             except asyncio.CancelledError:
-                child = await starting
-                with contextlib.suppress(ProcessLookupError):
-                    child.kill()
-                await child.wait()
+                if (child := await starting) is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        child.kill()
+                    await child.wait()
                 await _close(writer)
                 raise
         if not ready:
             await _close(writer)
-            code = await child.wait()
-            raise PlatformError(f"the node agent ended with exit code {code}: {last_line(log)} (see {log})")
+            code = "" if child is None else f" with exit code {await child.wait()}"
+            raise PlatformError(f"the node agent ended{code}: {last_line(log)} (see {log})")
         return cls(child, reader, writer)
 
     async def start(self, settings: Settings, log: Path, memory_gb: float | None) -> Process:
@@ -172,7 +167,8 @@ class _Agent:
                     self._gone.pop(name)
                     self._started.pop(name).set_exception(PlatformError(f"{name}: {said['message']}"))
         await _close(self._writer)
-        await self._child.wait()
+        if self._child is not None:
+            await self._child.wait()
         for future in self._started.values():
             if not future.done():
                 future.set_exception(PlatformError("the node agent ended"))
@@ -180,8 +176,26 @@ class _Agent:
             _set(gone, -signal.SIGKILL)
 
     async def close(self) -> None:
-        self._writer.close()
+        with contextlib.suppress(OSError):  # it has ended
+            self._writer.write_eof()
         await self.ended
+
+
+async def _begin(arguments: Sequence[str], client: socket.socket, log: Path) -> asyncio.subprocess.Process | None:
+    """An agent with `client` at its standard input; None where a forkserver has forked it."""
+    words, env = ["--parent", str(os.getpid()), *arguments], {**os.environ, **ONE_HEAP}
+    with log.open("ab", buffering=0) as output:
+        if (path := env.get(FORKSERVER)) and "--fresh" not in arguments:
+            try:
+                await asyncio.to_thread(ask, path, words, env, client, output.fileno())
+            except OSError as error:
+                output.write(f"no agent of the forkserver {path}: {error}\n".encode())
+            else:
+                return None
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "functions.server.agent", *words,
+            stdin=client.fileno(), stdout=output, stderr=output, env=env,
+        )  # fmt: skip
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
