@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from functions.sandbox.local import LocalSandbox
 from functions.sandbox.program import SandboxError
-from functions.server.forkserver import FORKSERVER, keep
+from functions.server.forkserver_client import FORKSERVER, keep
 from tests.exchange.servers import RedisServer
 from tests.sandbox.contained import contained
 from tests.support.tiny_job import ENV
@@ -23,6 +23,7 @@ settings.load_profile("any-speed")
 @pytest.fixture(scope="session", autouse=True)
 def forkserver() -> Iterator[None]:
     """Jobs and platforms of a worker's tests have their node agents forked from one process."""
+    os.environ["PYTHONPATH"] = ENV["PYTHONPATH"] = str(Path(__file__).parents[1])  # as jobs elsewhere have it
     with keep(ENV) as path:
         os.environ[FORKSERVER] = ENV[FORKSERVER] = path
         yield

@@ -17,70 +17,23 @@ import contextlib
 import gc
 import json
 import os
-import re
 import select
 import shutil
 import signal
 import socket
-import subprocess
 import sys
-import sysconfig
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from functions.server.settings import listen_unix
+from functions.server.agent import ONE_THREAD, main, preload
+from functions.server.forkserver_client import identity
 
-FORKSERVER = "RLHF_FORKSERVER"
-"""The environment variable by which orchestrators find it: the path of its Unix socket."""
-ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
-"""Else glibc keeps up to 64 MB for each thread that has freed them, also of a process that parks (malloc_trim(3))."""
-READ = re.compile("PYTHON|LD_|MALLOC_|CUDA|NVIDIA|TORCH|PYTORCH|HF_|HUGGINGFACE|TRANSFORMERS|HOME$|XDG_|LANG|LC_|TZ$")
 KINDS = ("generate", "reward", "environment", "reference", "train")
-ASKS_S, ANSWERS_S = 10.0, 60.0
-"""How long a client may take to say what it wants, and waits for an answer."""
-
-
-def identity(env: Mapping[str, str]) -> str:
-    """Of a process that begins now with `env`: what it would load, and what it is held to."""
-    code = [*sorted(Path(__file__).parents[1].rglob("*.py")), Path(sysconfig.get_path("purelib"))]
-    loaded = [(str(path), (stat := path.stat()).st_mtime_ns, stat.st_size) for path in code]
-    read = sorted((name, value) for name, value in env.items() if READ.match(name))
-    held = [os.readlink(f"/proc/self/ns/{space}") for space in ("mnt", "net", "pid", "user")]
-    limits = Path("/proc/self/limits").read_text()
-    return sha256(repr((sys.executable, loaded, read, held, limits)).encode()).hexdigest()
-
-
-@contextlib.contextmanager
-def keep(env: Mapping[str, str]) -> Iterator[str]:
-    """A forkserver with `env`, until the block or this process ends; its path."""
-    directory = tempfile.mkdtemp(prefix="rlhf-forkserver-")
-    path = f"{directory}/socket"
-    with listen_unix(path) as listener:
-        words = [sys.executable, "-m", "functions.server.forkserver", path, str(listener.fileno())]
-        process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], start_new_session=True,
-            env={**env, **ONE_HEAP},
-        )  # fmt: skip
-    with process:  # closes its standard input, and waits
-        yield path
-
-
-def ask(path: str, arguments: Sequence[str], env: Mapping[str, str], client: socket.socket, log: int) -> None:
-    """Has the forkserver at `path` fork an agent, told `arguments`, that serves `client` and writes to the descriptor
-    `log`. Raises OSError, in a line, where it does not."""
-    wanted = {"identity": identity(env), "arguments": list(arguments), "env": dict(env), "directory": os.getcwd()}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.settimeout(ANSWERS_S)
-        asking.connect(path)
-        socket.send_fds(asking, [b" "], [client.fileno(), log])
-        asking.sendall(json.dumps(wanted).encode())
-        asking.shutdown(socket.SHUT_WR)
-        if (answer := asking.recv(4096)) != b"forked":
-            raise ConnectionRefusedError(answer.decode() or "the forkserver has ended")
+ASKS_S = 10.0
+"""How long a client may take to say what it wants."""
 
 
 class Forkserver:
@@ -93,7 +46,7 @@ class Forkserver:
         while select.select([0, self.listener], [], [])[0] == [self.listener]:
             connection, _ = self.listener.accept()
             connection.settimeout(ASKS_S)
-            with connection, contextlib.suppress(OSError, ValueError):
+            with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it is none of ours
                 _, descriptors, _, _ = socket.recv_fds(connection, 1, 2)
                 try:
                     if refused := self.answer(connection, *descriptors):
@@ -108,8 +61,6 @@ class Forkserver:
         if wanted["identity"] != self.identity:
             return "it has other code, or another environment or other limits"
         if not self.loaded:
-            from functions.server.agent import preload
-
             preload(KINDS, None)
             gc.collect()
             gc.freeze()
@@ -131,8 +82,6 @@ def become_agent(wanted: Mapping[str, Any], asking: socket.socket, client: int, 
             os.dup2(source, target)
         os.close(client)
         os.close(log)
-        from functions.server.agent import ONE_THREAD, main
-
         os.environ.clear()
         os.environ.update(wanted["env"], **ONE_THREAD)
         os.chdir(wanted["directory"])

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from functions.base.http_limits import backlog, limited
 from functions.base.logs import About, log_lines
-from functions.server.forkserver import FORKSERVER, keep
+from functions.server.forkserver_client import FORKSERVER, keep
 from orchestrator.api.app import create_app
 from orchestrator.api.auth import Tokens, own_token, read_token
 from orchestrator.api.files import FILES

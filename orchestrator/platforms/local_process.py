@@ -17,7 +17,7 @@ from typing import Any
 
 from functions.base.logs import LogLine
 from functions.base.wire import Json
-from functions.server.forkserver import FORKSERVER, ONE_HEAP, ask
+from functions.server.forkserver_client import FORKSERVER, ONE_HEAP, ask
 from orchestrator.platforms.base import PlatformError
 
 Settings = Mapping[str, Any]

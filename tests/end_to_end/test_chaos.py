@@ -12,7 +12,7 @@ import pytest
 
 from functions.exchange.base import ExchangeError
 from functions.exchange.directory import DirectoryExchange
-from functions.server.forkserver import FORKSERVER
+from functions.server.forkserver_client import FORKSERVER
 from orchestrator.job.config import load_job
 from tests.support.chaos import SETTINGS, VARIANTS, plan
 from tests.support.chaos_stores import STORES, Stores

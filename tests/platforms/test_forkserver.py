@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from functions.base.wire import Call, Json
-from functions.server.forkserver import FORKSERVER, keep
+from functions.server.forkserver_client import FORKSERVER, keep
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.local import LocalPlatform
 from tests.support.processes import exists
@@ -36,7 +36,8 @@ async def told(root: Path) -> Json:
     try:
         await platform.deploy([FunctionSpec("tells", f"{root}/tells.py:Tells")])
         await platform.scale("tells", 1)
-        [event] = [event async for event in platform.call("tells", Call(f"c{time.monotonic_ns()}", "tell")) if event.kind == "done"]
+        call = Call(f"c{time.monotonic_ns()}", "tell")
+        [event] = [event async for event in platform.call("tells", call) if event.kind == "done"]
     finally:
         await platform.close()
     assert not exists(event.data["pid"])
