@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,10 @@ from orchestrator.platforms.base import PlatformError
 
 Settings = Mapping[str, Any]
 """Keyword arguments of functions.server.settings.Settings; JSON values."""
+
+
+Begin = Callable[[socket.socket], Coroutine[Any, Any, asyncio.subprocess.Process | None]]
+"""Starts an agent with this socket at its standard input; gives the process where it is a child."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +111,27 @@ class _Agent:
         self._started: dict[str, asyncio.Future[Json]] = {}
         self._gone: dict[str, asyncio.Future[int]] = {}
         self.ended = asyncio.create_task(self._read())
+        self._closed = False
 
     @classmethod
     async def open(cls, arguments: Sequence[str], log: Path) -> _Agent:
+        """Forked by the forkserver of this process's environment, where it can be; else a child of this process."""
+        words, env = ["--parent", str(os.getpid()), *arguments], {**os.environ, **ONE_HEAP}
+        with log.open("ab", buffering=0) as output:
+            if (path := env.get(FORKSERVER)) and "--fresh" not in arguments:
+                try:
+                    return await cls._open(
+                        lambda end: asyncio.to_thread(ask, path, words, env, end, output.fileno()), log
+                    )
+                except OSError as error:
+                    output.write(f"no agent of the forkserver {path}: {error}\n".encode())
+            return await cls._open(lambda end: asyncio.create_subprocess_exec(
+                sys.executable, "-m", "functions.server.agent", *words,
+                stdin=end.fileno(), stdout=output, stderr=output, env=env,
+            ), log)  # fmt: skip
+
+    @classmethod
+    async def _open(cls, begin: Begin, log: Path) -> _Agent:
         ours, theirs = socket.socketpair()
         try:
             reader, writer = await asyncio.open_connection(sock=ours)
@@ -118,16 +140,16 @@ class _Agent:
             theirs.close()
             raise
         with theirs:
-            starting = asyncio.create_task(_begin(arguments, theirs, log))
+            starting = asyncio.ensure_future(begin(theirs))
             try:
                 child = await asyncio.shield(starting)
-                theirs.close()  # from here on, the end of the child is the end of what `reader` reads
+                theirs.close()  # from here on, the end of the agent is the end of what `reader` reads
                 ready = await reader.readline()
-            except asyncio.CancelledError:
-                if (child := await starting) is not None:
-                    with contextlib.suppress(ProcessLookupError):
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    if (child := await starting) is not None:
                         child.kill()
-                    await child.wait()
+                        await child.wait()
                 await _close(writer)
                 raise
         if not ready:
@@ -150,7 +172,7 @@ class _Agent:
         return Process(said["pid"], Path(said["socket"]), gone, park, kill)
 
     def _tell(self, message: Mapping[str, Any]) -> None:
-        if not self.ended.done():
+        if not (self.ended.done() or self._closed):
             self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def _read(self) -> None:
@@ -176,26 +198,11 @@ class _Agent:
             _set(gone, -signal.SIGKILL)
 
     async def close(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended
+        """Returns when it has ended, with all of its replicas."""
+        self._closed = True
+        with contextlib.suppress(OSError):  # it has ended already
             self._writer.write_eof()
         await self.ended
-
-
-async def _begin(arguments: Sequence[str], client: socket.socket, log: Path) -> asyncio.subprocess.Process | None:
-    """An agent with `client` at its standard input; None where a forkserver has forked it."""
-    words, env = ["--parent", str(os.getpid()), *arguments], {**os.environ, **ONE_HEAP}
-    with log.open("ab", buffering=0) as output:
-        if (path := env.get(FORKSERVER)) and "--fresh" not in arguments:
-            try:
-                await asyncio.to_thread(ask, path, words, env, client, output.fileno())
-            except OSError as error:
-                output.write(f"no agent of the forkserver {path}: {error}\n".encode())
-            else:
-                return None
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "functions.server.agent", *words,
-            stdin=client.fileno(), stdout=output, stderr=output, env=env,
-        )  # fmt: skip
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
