@@ -20,6 +20,12 @@ settings.register_profile("any-speed", deadline=None)
 settings.load_profile("any-speed")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The folder of a tier that is not asked for is not imported either; vLLM's has default tests too."""
+    tier = collection_path.name
+    return True if tier in ("browser", "cluster") and f"not {tier}" in config.getoption("markexpr") else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def forkserver() -> Iterator[None]:
     """Jobs and platforms of a worker's tests have their node agents forked from one process."""
