@@ -139,7 +139,9 @@ class NodeAgent:
             self.clients.discard(client)
             self.over |= alone
             for replica in self.replicas.values():
-                if replica.client is client:
+                if replica.client is client and replica.state == "parking":  # its pod's grace was the shorter
+                    replica.client = None
+                elif replica.client is client:
                     self.kill(replica)
                 elif replica.following is not None and replica.following[0] is client:
                     replica.following = None
@@ -170,11 +172,10 @@ class NodeAgent:
     # --- zero, working, parked -------------------------------------------------------------------------------------
 
     def start(self, client: Lines, start: Start) -> None:
-        same = [r for r in self.replicas.values() if r.following is None and identity(r.start) == identity(start)]
-        parked = [replica for replica in same if replica.state == "parked"]
+        parked = [r for r in self.replicas.values() if r.state == "parked" and identity(r.start) == identity(start)]
         if parked:
             self.wake(max(parked, key=lambda replica: (replica.version, replica.since_s)), client, start)
-        elif parking := [replica for replica in same if replica.state == "parking"]:
+        elif parking := [r for r in self.replicas.values() if r.state == "parking" and awaited(r, start)]:
             parking[0].following = client, start
         else:
             self.told.add(MISSES, 1)
@@ -230,7 +231,8 @@ class NodeAgent:
             replica.client.tell(gone={"name": replica.start.name, "code": 0, "parked": True})
         replica.client = None
         if replica.following is not None:
-            self.wake(replica, *replica.following)
+            following, replica.following = replica.following, None
+            self.start(*following)
         self.evict()
 
     def evict(self) -> None:

@@ -35,7 +35,7 @@ class Pod:
             "SECRET": "of the job",
         }  # fmt: skip
         with self.log.open("wb") as log:
-            command = [sys.executable, "-m", "functions.server.ticket"]
+            command = [sys.executable, "-m", "functions.server"]
             self.process = subprocess.Popen(command, env=os.environ | env, stdout=log, stderr=log)
         until(lambda: self.ready() or self.process.poll() is not None, within_s=60)
 
