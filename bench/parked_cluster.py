@@ -1,14 +1,14 @@
 """On a cluster with Knative and the chart's node agents: from zero pods to the first sample, and a step from zero.
 
     python bench/parked_cluster.py sample --exchange URL --ingress URL [--release parked] [--layers 13] [--rounds 10]
-    python bench/parked_cluster.py step --api URL --token TOKEN [--model DIR] [--steps 5]
+    python bench/parked_cluster.py step --api URL --token TOKEN --job JOB.json [--steps 5]
 
-sample    a random Llama in bfloat16 behind vLLM, turn by turn: a bare pod of the function's container until it is Ready;
-          a replica from zero to its first sample whose process was parked; one whose policy is new since (a delta of 1 %
-          of the weights); one without an agent. After its first sample each makes others for longer than Knative's
+sample    a random Llama in bfloat16 behind vLLM, turn by turn: a bare pod of the function's container until Ready; a
+          replica from zero to its first sample whose process was parked; one whose policy is new since (a delta of
+          1 % of the weights); one without an agent. After its first sample each makes others for longer than Knative's
           window, and is let go at the last event: how long until its pod is gone, and the resource free
-step      the arithmetic example, or a model of one's own with its data, by POST to a release's API: every function let
-          go as its stage is done (planner.policy "static"), and all kept (planner.keep_warm); medians from step 2 on
+step      a job with its files, by POST to a release's API: every function let go as its stage is done (planner.policy
+          "static"), and all kept (planner.keep_warm); medians from step 2 on
 
 KUBECONFIG names the cluster. `--exchange` is an exchange as this machine and the pods reach it; its credentials are in
 the environment here, and in the release's Secret there. Functions ask for one of the release's `functions.gpuResource`.
@@ -154,7 +154,9 @@ async def samples(given: argparse.Namespace, folder: Path) -> dict[str, list[flo
     subprocess.run([sys.executable, "-c", MODEL, str(folder / "model"), str(given.layers)], check=True, cwd=ROOT)
     exchange = open_exchange(given.exchange, job)
     version = import_model(exchange, "actor", folder / "model")
-    ways = {name: Turns(exchange, given.exchange, c, job, given.tokens) for name, c in (("parked", config), ("none", plain))}
+    ways = {
+        name: Turns(exchange, given.exchange, c, job, given.tokens) for name, c in (("parked", config), ("none", plain))
+    }
 
     async def alive() -> None:
         while True:

@@ -50,7 +50,7 @@ from functions.exchange.node import DIRECTORY, LIMIT_GB
 from functions.server import keeper
 from functions.server.agent_metrics import EVICTIONS, HITS, MISSES, AgentMetrics
 from functions.server.forked import Closes, Start, fork
-from functions.server.kept import Replica, identity, resident_bytes, started_by
+from functions.server.kept import Replica, awaited, identity, resident_bytes, started_by
 from functions.server.lines import Lines
 from functions.server.settings import die_with_parent, listen_unix
 
@@ -342,7 +342,8 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", help="kinds of functions to load")
     given = parser.parse_args()
     begun_s = time.perf_counter()
-    os.setsid()
+    with contextlib.suppress(PermissionError):  # a container's process leads its group already
+        os.setsid()
     if given.parent is not None:
         die_with_parent(given.parent)
     keeper.adopt_orphans()
