@@ -316,10 +316,9 @@ class NodeAgent:
         connection.settimeout(1.0)
         with connection, contextlib.suppress(OSError):
             path = (connection.recv(4096).split() or [b""])[1:2]
-            parked = [replica.resident_bytes for replica in self.replicas.values() if replica.state == "parked"]
-            body = (
-                self.told.text(len(self.replicas) - len(parked), parked).encode() if path == [b"/metrics"] else b"ok\n"
-            )
+            states = [replica.state for replica in self.replicas.values()]
+            parked_bytes = sum(r.resident_bytes for r in self.replicas.values() if r.state == "parked")
+            body = self.told.text(states, parked_bytes).encode() if path == [b"/metrics"] else b"ok\n"
             head = f"HTTP/1.1 200 OK\r\ncontent-type: {CONTENT_TYPE}\r\ncontent-length: {len(body)}\r\n"
             connection.sendall(head.encode() + b"connection: close\r\n\r\n" + body)
 
