@@ -113,7 +113,7 @@ class Turns:
     def __init__(self, exchange: Exchange, url: str, config: KnativeConfig, job: str, tokens: int) -> None:
         self.exchange, self.tokens = exchange, tokens
         options = {"engine": "vllm", "dtype": "bfloat16", "slots": 16, "vllm": {"context": 1024, "kv_cache_mb": 256}}
-        self.spec = FunctionSpec("generate", "generate", options, gpus=1, cpus=2, memory_gb=3)
+        self.spec = FunctionSpec("generate", "generate", options, gpus=1, memory_gb=3)
         name = f"{job}-{'a' if config.node_agent else 'n'}"
         self.context = JobContext(name, url, job, 600.0, config)
         self.platform = KnativePlatform(self.context)
@@ -127,7 +127,7 @@ class Turns:
         while time.monotonic() - before < LONG_S:  # each call keeps the function active for the window from its start
             last_s = time.monotonic()
             await self.sampled(version, 8, self.tokens)
-            self.tokens = min(900, int(self.tokens * max(1.0, 1.2 * LONG_S / (time.monotonic() - last_s))))
+            self.tokens = min(400, int(self.tokens * max(1.0, 1.2 * LONG_S / (time.monotonic() - last_s))))
         ended_s = time.monotonic()
         await self.platform.scale("generate", 0)
         await until(lambda: not self.platform.replicas())
@@ -228,7 +228,7 @@ def main() -> None:
     one.add_argument("--layers", type=int, default=13)
     one.add_argument("--rounds", type=int, default=10)
     one.add_argument("--without", type=int, default=3, help="rounds with a turn without an agent")
-    one.add_argument("--tokens", type=int, default=200)
+    one.add_argument("--tokens", type=int, default=8)
     two = what.add_parser("step")
     two.add_argument("--api", required=True)
     two.add_argument("--token", required=True)
