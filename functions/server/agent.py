@@ -50,7 +50,7 @@ from functions.exchange.node import DIRECTORY, LIMIT_GB
 from functions.server import keeper
 from functions.server.agent_metrics import EVICTIONS, HITS, MISSES, AgentMetrics
 from functions.server.forked import Closes, Start, fork
-from functions.server.kept import Replica, identity, resident_bytes, started_by
+from functions.server.kept import Replica, awaited, identity, resident_bytes, started_by
 from functions.server.lines import Lines
 from functions.server.settings import die_with_parent, listen_unix
 
@@ -139,7 +139,9 @@ class NodeAgent:
             self.clients.discard(client)
             self.over |= alone
             for replica in self.replicas.values():
-                if replica.client is client:
+                if replica.client is client and replica.state == "parking":  # its pod's grace was the shorter
+                    replica.client = None
+                elif replica.client is client:
                     self.kill(replica)
                 elif replica.following is not None and replica.following[0] is client:
                     replica.following = None
@@ -170,11 +172,10 @@ class NodeAgent:
     # --- zero, working, parked -------------------------------------------------------------------------------------
 
     def start(self, client: Lines, start: Start) -> None:
-        same = [r for r in self.replicas.values() if r.following is None and identity(r.start) == identity(start)]
-        parked = [replica for replica in same if replica.state == "parked"]
+        parked = [r for r in self.replicas.values() if r.state == "parked" and identity(r.start) == identity(start)]
         if parked:
             self.wake(max(parked, key=lambda replica: (replica.version, replica.since_s)), client, start)
-        elif parking := [replica for replica in same if replica.state == "parking"]:
+        elif parking := [r for r in self.replicas.values() if r.state == "parking" and awaited(r, start)]:
             parking[0].following = client, start
         else:
             self.told.add(MISSES, 1)
@@ -230,7 +231,8 @@ class NodeAgent:
             replica.client.tell(gone={"name": replica.start.name, "code": 0, "parked": True})
         replica.client = None
         if replica.following is not None:
-            self.wake(replica, *replica.following)
+            following, replica.following = replica.following, None
+            self.start(*following)
         self.evict()
 
     def evict(self) -> None:
@@ -314,10 +316,9 @@ class NodeAgent:
         connection.settimeout(1.0)
         with connection, contextlib.suppress(OSError):
             path = (connection.recv(4096).split() or [b""])[1:2]
-            parked = [replica.resident_bytes for replica in self.replicas.values() if replica.state == "parked"]
-            body = (
-                self.told.text(len(self.replicas) - len(parked), parked).encode() if path == [b"/metrics"] else b"ok\n"
-            )
+            states = [replica.state for replica in self.replicas.values()]
+            parked_bytes = sum(r.resident_bytes for r in self.replicas.values() if r.state == "parked")
+            body = self.told.text(states, parked_bytes).encode() if path == [b"/metrics"] else b"ok\n"
             head = f"HTTP/1.1 200 OK\r\ncontent-type: {CONTENT_TYPE}\r\ncontent-length: {len(body)}\r\n"
             connection.sendall(head.encode() + b"connection: close\r\n\r\n" + body)
 
@@ -349,7 +350,8 @@ def main(arguments: Sequence[str] | None = None, *, loaded: Sequence[str] = ()) 
     parser.add_argument("kinds", nargs="*", help="kinds of functions to load")
     given = parser.parse_args(arguments)
     begun_s = time.perf_counter()
-    os.setsid()
+    with contextlib.suppress(PermissionError):  # a container's process leads its group already
+        os.setsid()
     if given.parent is not None and not loaded:
         die_with_parent(given.parent)
     keeper.adopt_orphans()
