@@ -164,7 +164,7 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
             settings=settings,
             cost=recorder.cost,
             on_plan=recorder.planned,
-            on_report=recorder.keep_samples,
+            on_report=recorder.keep,
             on_commit=recorder.committed,
         )
         knative = job.platform.knative

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import subprocess
@@ -125,8 +126,20 @@ def test_the_model_and_the_adapter_of_a_run(job: Job, undisturbed: Path, tmp_pat
     }
     assert "is there already; name a new directory" in command("export", undisturbed, out).stderr
     assert "the job has trained all weights" in command("export", undisturbed, "--adapter").stderr
-    done = command("run", job.file, "--run-dir", tmp_path / "run", "steps=1", "validation.every=0", "model.lora_rank=2")
+    words = ("steps=1", "validation.every=0", "model.lora_rank=2", "profile.steps=[1]")
+    done = command("run", job.file, "--run-dir", tmp_path / "run", *words)
     assert done.returncode == 0, done.stderr
+    kept = json.loads(here("status", tmp_path / "run", "--json").stdout)["profiles"]
+    traces = {
+        Path(path).name.split("-")[0]: json.loads(gzip.decompress(Path(path).read_bytes()))
+        for path in kept
+        if "000001" in path
+    }
+    for function, operator in (("generate", "aten::matmul"), ("train", "SiluBackward0")):
+        assert any(operator in event.get("name", "") for event in traces[function]["traceEvents"]), function
+    assert "profiled calls" in here("status", tmp_path / "run").stdout
+    refused = here("run", job.file, "--run-dir", tmp_path / "never", "steps=1", "profile.steps=[2]")
+    assert refused.stderr.rstrip().endswith("profile.steps: got 2, the job has 1")
     assert command("export", tmp_path / "run", "--adapter").returncode == 0
     import torch
     from peft import PeftModel
