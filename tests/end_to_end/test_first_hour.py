@@ -81,7 +81,7 @@ def test_what_is_found_out(job: Job, tmp_path: Path, rows: list[dict[str, str]],
     written = here("init", tmp_path / "model", tmp_path / "sums.jsonl", "-o", tmp_path / "new" / "job.toml")
     assert written.returncode == 0, written.stderr
     found = load_job(tmp_path / "new" / "job.toml")
-    assert found.reward.score.removeprefix(f"{tmp_path}/new/") == score
+    assert str(found.reward.score).removeprefix(f"{tmp_path}/new/") == score
     assert (tmp_path / "new" / "reward.py").exists() == (score == "reward.py:compute_score")
     assert (found.data.prompt_key, found.data.validation_fraction) == (key, 0.05)
     assert found.data.apply_chat_template
