@@ -90,25 +90,27 @@ class Ranks:
         return 1 if self.mesh is None else self.mesh[axis].size()
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, on the CPU."""
+        """The sum over dp, on the CPU."""
         if self.mesh is None:
             return tensor
         moved = tensor.to(self.device)
-        dist.all_reduce(moved)
+        dist.all_reduce(moved, group=self.mesh.get_group("dp"))
         return moved.cpu()
 
-    def gather(self, value: Json) -> list[Json]:
-        """Each rank's `value`, in their order."""
+    def gather(self, value: Json, axis: str | None = None) -> list[Json]:
+        """Each rank's `value`, in their order; with `axis` of those along it."""
         if self.mesh is None:
             return [value]
+        group = None if axis is None else self.mesh.get_group(axis)
+        place, size = dist.get_rank(group), dist.get_world_size(group)
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
-        sizes = torch.zeros(self.size, dtype=torch.int64, device=self.device)
-        sizes[self.rank] = data.numel()
-        dist.all_reduce(sizes)
+        sizes = torch.zeros(size, dtype=torch.int64, device=self.device)
+        sizes[place] = data.numel()
+        dist.all_reduce(sizes, group=group)
         padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=self.device)
         padded[: data.numel()] = data
-        parts = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(parts, padded)
+        parts = [torch.empty_like(padded) for _ in range(size)]
+        dist.all_gather(parts, padded, group=group)
         told = zip(parts, sizes.tolist(), strict=True)
         return [json.loads(part[:n].cpu().numpy().tobytes()) for part, n in told]
 

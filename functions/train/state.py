@@ -98,7 +98,9 @@ def load(
     model = forward.model
     named, moments = trainable(model), dict[str, Tensor]()
     with context.phase("fetch"), torch.no_grad():
-        for name, rows in fetch_own(context.exchange, manifest, manifest.state, ranks):
+        owners = ((entry, named.get(entry.name.partition("/")[2])) for entry in manifest.state)
+        kept = [(entry, owner) for entry, owner in owners if owner is not None]
+        for name, rows in fetch_own(context.exchange, manifest, kept, ranks):
             parameter = named.get(name.removeprefix(MASTER))
             if parameter is None:
                 moments[name] = rows
@@ -142,7 +144,7 @@ def _whole_model(
     forward = Forward(model, output_head(model) if params.objective == "policy" else None)
     adapt(model)
     if ranks.mesh is not None:
-        shard(forward, ranks.mesh["dp"])
+        shard(forward, ranks.mesh)
     return forward
 
 
