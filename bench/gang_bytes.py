@@ -48,9 +48,10 @@ def make_model(directory: Path, hidden: int, layers: int) -> None:
     Qwen2ForCausalLM(config).save_pretrained(directory)
 
 
-def inputs(exchange: DirectoryExchange) -> Json:
+def inputs(exchange: DirectoryExchange, version: int) -> Json:
+    """Samples as if `version` had made them."""
     rng = np.random.default_rng(0)
-    base = SampleBatch.of_prompts(rng.integers(3, 1000, (4, 8)).tolist(), samples_per_prompt=2, version=0)
+    base = SampleBatch.of_prompts(rng.integers(3, 1000, (4, 8)).tolist(), samples_per_prompt=2, version=version)
     lengths = np.full(8, 16, np.int32)
     samples = replace(
         base,
@@ -61,7 +62,7 @@ def inputs(exchange: DirectoryExchange) -> Json:
     )
     columns = Columns.of(samples, sample={"score": rng.random(8).astype(np.float32)})
     return {
-        "samples": [exchange.put("batches/s", samples.encode())],
+        "samples": [exchange.put(f"batches/s{version}", samples.encode())],
         "columns": [exchange.put("batches/c", columns.encode())],
     }
 
@@ -115,11 +116,11 @@ def main(given: Sequence[str] | None = None) -> None:
         root, scratch = Path(name) / "exchange", Path(name) / "scratch"
         exchange = DirectoryExchange(root)
         make_model(Path(name) / "model", options.hidden, options.layers)
-        base, asked = import_model(exchange, "policy", Path(name) / "model"), inputs(exchange)
+        base = import_model(exchange, "policy", Path(name) / "model")
         params: Json = {"optimizer": {"lr": 1e-6}, "dtype": "bfloat16", "max_rollout_logprob_diff": "off"}
 
         def call(identity: str, version: Version) -> Call:
-            return Call(identity, "train", asked, {"policy": version}, params)
+            return Call(identity, "train", inputs(exchange, version.number), {"policy": version}, params)
 
         first, _ = step(root, scratch, call("first", base), "1")
         manifest = read_manifest(exchange, first)
