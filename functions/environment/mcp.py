@@ -16,7 +16,7 @@ from typing import Any
 
 from functions.base.wire import Json
 from functions.call.function import FatalError
-from functions.environment.base import Answer
+from functions.environment.base import Answer, Said
 from functions.environment.own import use_tools
 from functions.environment.parse import ToolCall, tool_calls
 
@@ -25,6 +25,8 @@ OPENED_S = 60.0
 
 class McpKind:
     """Raises FatalError, in one line, for a server that does not answer."""
+
+    asks = False
 
     def __init__(self, server: str) -> None:
         try:
@@ -85,11 +87,11 @@ class McpEpisode:
     def begin(self, row: Mapping[str, Any], seed: int) -> None:
         """Nothing of an episode is the server's."""
 
-    def act(self, text: str) -> Answer:
-        calls = tool_calls(text)
+    def act(self, said: Said | None) -> Answer:
+        calls = tool_calls(said.text) if said is not None else []
         return use_tools(calls, self._kind.tools, self._kind.use) if calls else Answer()
 
-    def reward(self, text: str) -> float | None:
+    def reward(self, said: Said) -> float | None:
         return None
 
     def state(self) -> Any:

@@ -26,6 +26,26 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.slow
+def test_a_harness_killed_and_resumed(told: Job, tmp_path: Path, leaks_nothing: None) -> None:
+    """OpenAI's client, unmodified, while the job generates: what it asks is what is trained on, whoever was killed."""
+    pytest.importorskip("openai", reason="the package openai is not installed")
+    words = [*SETTINGS, "environment.kind=agent.py:Agent", "steps=1", "data.max_prompt_length=32"]
+    undisturbed, run = tmp_path / "undisturbed", tmp_path / "run"
+    done = command("run", told.file, "--run-dir", undisturbed, *words)
+    assert done.returncode == 0, done.stderr
+    [last] = [json.loads(line) for line in (undisturbed / "metrics.jsonl").read_text().splitlines()][-1:]
+    assert last["environment/turns"] > 1
+    assert last["environment/failed"] == 0
+    assert last["rollout_corr/abs_diff_mean"] < 1e-4, "what was said is what is trained on"
+    first = Background("run", told.file, "--run-dir", run, *words)
+    first.wait_for(lambda: answers(run) >= 20)
+    first.kill()
+    done = command("resume", run)
+    assert done.returncode == 0, done.stderr
+    assert_same(run, undisturbed)
+
+
 def answers(run: Path) -> int:
     return len(list(run.glob("calls/s*.episodes/gen/*/t*")))
 
