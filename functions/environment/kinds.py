@@ -2,6 +2,7 @@
 
 file.py:Class, package.module:Class     one's own, or TRL's (own.py)
 mcp:COMMAND, mcp:http://...             the tools of an MCP server (mcp.py)
+sandbox:local, sandbox:http://...       tools python and bash in a sandbox (sandbox.py)
 verifiers:TASKSET                       a taskset of verifiers (verifiers.py)
 openenv:http://...                      an OpenEnv server (openenv.py)
 """
@@ -66,6 +67,10 @@ def open_kind(name: str) -> Kind:
         from functions.environment.mcp import McpKind
 
         return McpKind(rest)
+    if scheme == "sandbox":
+        from functions.environment.sandbox import SandboxKind
+
+        return SandboxKind(rest)
     if scheme == "verifiers":
         from functions.environment.verifiers import VerifiersKind
 

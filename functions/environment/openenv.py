@@ -1,8 +1,8 @@
 """An OpenEnv server as an environment: `openenv:http://...`, by its own generic client. Wants the package openenv.
 
-A turn's text is the action's one field: `?action=code` of the URL names it ("message" without); what it observes is the
-observation's field `?observation=output`, or all of it as JSON. One session of the server for each episode, so it is the
-server that bounds how many there are; an episode is begun again by its turns (`reset` gets the seed).
+A turn's text is the action's one field: `?action=code` of the URL names it ("message" without); what it observes is
+the observation's field `?observation=output`, or all of it as JSON. One session of the server for each episode, so
+that the server bounds how many there are; an episode is begun again by its turns (`reset` gets the seed).
 """
 
 from __future__ import annotations

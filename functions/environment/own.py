@@ -130,6 +130,35 @@ class OwnHarness(HarnessEpisode):
         self._own.close()
 
 
+class ToolsEpisode:
+    """Of tools that are no class's: what one answers does not depend on the episode's earlier calls."""
+
+    stateless = True
+    restores = False
+
+    def __init__(self, tools: Sequence[Json], use: Call) -> None:
+        self._tools, self._use = tools, use
+
+    def begin(self, row: Mapping[str, Any], seed: int) -> None:
+        """Nothing of an episode is the tools'."""
+
+    def act(self, said: Said | None) -> Answer:
+        calls = tool_calls(said.text) if said is not None else []
+        return use_tools(calls, self._tools, self._use) if calls else Answer()
+
+    def reward(self, said: Said) -> float | None:
+        return None
+
+    def state(self) -> Any:
+        return None
+
+    def restore(self, state: Any) -> None:
+        """There is none."""
+
+    def close(self) -> None:
+        """What it uses is the replica's."""
+
+
 def use_tools(calls: Sequence[ToolCall], tools: Sequence[Json], use: Call) -> Answer:
     """One observation for each call, in order. What is wrong with a call, the model reads; so it does what a tool
     raises, for most of it is of the model's making (TRL does the same)."""

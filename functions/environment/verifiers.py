@@ -2,15 +2,16 @@
 
 Its episodes are harnesses (harness.py): the client of verifiers asks the episode's own URL, the sum of its rewards is
 the episode's. A row's `task` is the task's place in the taskset. `env` names an Env other than the taskset's, `harness`
-one for its agent. Tasksets that come with the package (harbor, openenv, nemo_gym, textarena) come along. Wants the
-package verifiers, 0.4 or newer.
+one for its agent, `runtime` where that runs (else subprocess: in a process here). Tasksets that come with the package
+(harbor, openenv, nemo_gym, textarena) come along. Wants the package verifiers, 0.4 or newer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -35,16 +36,17 @@ class VerifiersKind:
             raise FatalError(f"{self.name} wants the package verifiers, 0.4 or newer: {error}") from error
         id, _, query = what.partition("?")
         said = dict(parse_qsl(query))
-        agent = {"agent": {"harness": {"id": said["harness"]}}} if "harness" in said else {}
+        agent: Json = {"runtime": {"type": said.get("runtime", "subprocess")}}
+        agent |= {"harness": {"id": said["harness"]}} if "harness" in said else {}
         try:
             self._env: Any = load_environment(
-                resolve_env_config({"id": said.get("env", ""), "taskset": {"id": id}, **agent})
+                resolve_env_config({"id": said.get("env", ""), "taskset": {"id": id}, "agent": agent})
             )
         except Exception as error:
             raise FatalError(f"{self.name}: {type(error).__name__}: {' '.join(str(error).split())}") from error
         self._v1, self._tasks, self._unread = v1, list[Any](), iter(self._env.taskset)
         self._lock, self._served = threading.Lock(), False
-        self._loop = asyncio.new_event_loop()
+        self._loop, self._died = asyncio.new_event_loop(), Future[Any]()
 
     def episode(self) -> VerifiersEpisode:
         return VerifiersEpisode(self)
@@ -62,13 +64,24 @@ class VerifiersKind:
         """One episode, in the loop in which the Env's resources are served."""
         with self._lock:
             if not self._served:
-                threading.Thread(target=self._loop.run_forever, name="verifiers", daemon=True).start()
+                threading.Thread(target=self._serve, name="verifiers", daemon=True).start()
                 self._serving = self._env.serving()
-                asyncio.run_coroutine_threadsafe(self._serving.__aenter__(), self._loop).result()
+                self._result(self._serving.__aenter__())
                 self._served = True
         client = self._v1.EvalClientConfig(base_url=base_url, api_key_var="RLHF_NO_KEY")
         context = self._v1.ModelContext(model="policy", client=client)
-        return asyncio.run_coroutine_threadsafe(self._env.run_episode(task, context), self._loop).result()
+        return self._result(self._env.run_episode(task, context))
+
+    def _serve(self) -> None:
+        try:
+            self._loop.run_forever()
+        except SystemExit as error:  # the package says so that it lacks something
+            self._died.set_exception(EnvironmentFailed(f"{self.name}: {error}"))
+
+    def _result(self, work: Coroutine[Any, Any, Any]) -> Any:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        wait((future, self._died), return_when=FIRST_COMPLETED)
+        return (future if future.done() else self._died).result()
 
 
 class VerifiersEpisode(HarnessEpisode):

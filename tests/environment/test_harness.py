@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +57,7 @@ def agent(tmp_path: Path, code: str = CHAT) -> Scene:
     return Scene(tmp_path, code, "Agent")
 
 
-def opened(scene: Scene, row: dict[str, object], samples: int = 1, **params: object) -> SampleBatch:
+def opened(scene: Scene, row: Mapping[str, Any], samples: int = 1, **params: Any) -> SampleBatch:
     """After the first request."""
     begun = SampleBatch.of_prompts([scene.ids("?")], samples_per_prompt=samples, version=0)
     on, over, _ = scene.answered(scene.act(begun, row, **params))
@@ -68,7 +70,7 @@ def test_an_episode_over_openais_client(tmp_path: Path, stream: bool) -> None:
     scene = agent(tmp_path)
     row = {"question": "tea?", "stream": stream}
     on = opened(scene, row)
-    assert "".join(scene.tokenizer.id_to_token(int(t)) for t in on.prompts[0]) == "pricetea?=", "it makes the prompt"
+    assert scene.tokenizer.decode(on.prompts[0].tolist()) == "pricetea?=", "it makes the prompt"
     assert not len(on.responses.flat)
     first = scene.said(on, [CALL])
     on, _, _ = scene.answered(scene.act(first, row))
@@ -113,11 +115,12 @@ def test_another_replica_begins_it_again(tmp_path: Path) -> None:
 def test_where_no_turn_or_no_room_is_left(tmp_path: Path) -> None:
     scene, row = agent(tmp_path), {"question": "tea?", "turns": 3}
     on = opened(scene, row)
-    for params, said, finish in (
+    cases: list[tuple[dict[str, Any], dict[str, Any], Finish]] = [
         ({"max_turns": 1}, {}, Finish.TURNS),
         ({"max_response_length": 4}, {}, Finish.LENGTH),
         ({}, {"finish": Finish.LENGTH}, Finish.LENGTH),
-    ):
+    ]
+    for params, said, finish in cases:
         scene.function = EnvironmentFunction()
         place = f"calls/s1.episodes/{len(params)}{finish}{len(said)}/"
         _, over, data = scene.answered(scene.act(scene.said(on, ["5"], **said), row, episodes=place, **params))
@@ -138,7 +141,7 @@ def test_where_no_turn_or_no_room_is_left(tmp_path: Path) -> None:
         (CHAT, {"question": "x" * 99}, r"its first request has no room: data\.max_prompt_length"),
     ],
 )
-def test_what_is_no_episode(tmp_path: Path, code: str, row: dict[str, object], line: str) -> None:
+def test_what_is_no_episode(tmp_path: Path, code: str, row: Mapping[str, Any], line: str) -> None:
     scene, row = agent(tmp_path, code), {"question": "?", **row}
     with pytest.raises(FatalError, match=line):
         scene.act(scene.said(opened(scene, row, max_prompt_length=50), ["5"]), row, max_prompt_length=50)

@@ -15,7 +15,7 @@ from functions.call.function import FatalError
 from functions.environment.function import EnvironmentFunction
 from functions.environment.kinds import open_kind
 from tests.environment.test_function import Scene
-from tests.support.waiting import wait_for
+from tests.support.waiting import until
 
 TASKSET = """
 from openai import AsyncOpenAI
@@ -99,6 +99,7 @@ def test_a_taskset_of_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         open_kind("verifiers:no-such")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the replica that is no more
 def test_an_openenv_server(tmp_path: Path) -> None:
     pytest.importorskip("openenv", reason="the package openenv is not installed (an optional extra)")
     (tmp_path / "server.py").write_text(SERVER)
@@ -106,7 +107,7 @@ def test_an_openenv_server(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     server = subprocess.Popen([sys.executable, str(tmp_path / "server.py"), str(port)])
     try:
-        wait_for(lambda: listens(port))
+        until(lambda: listens(port))
         scene = Scene(tmp_path, "", "")
         scene.kind = f"openenv:http://127.0.0.1:{port}?observation=told"
         on, over, data = scene.answered(scene.act(scene.first(["5", "7"])))
