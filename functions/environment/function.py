@@ -365,6 +365,7 @@ def _line(
     conversation: list[Json] = []
     for turn, answer in zip([turn for turn in item.turn.said if turn is not None], said, strict=True):
         own = {"role": "assistant", "content": turn.text, "tokens": len(turn.tokens), "reward": answer.reward}
+        own |= {"errors": dict(answer.errors)} if answer.errors else {}
         told = [
             {"role": name, "content": text}
             if answer.asked
