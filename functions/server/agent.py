@@ -39,7 +39,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
@@ -328,7 +328,16 @@ def rss_mb() -> float:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
 
 
-def main() -> None:
+def preload(kinds: Sequence[str], scratch: str | None) -> None:
+    """What replicas of these kinds need, in one thread."""
+    os.environ.update(ONE_THREAD)
+    from functions.server import warmup
+
+    warmup.preload(kinds, scratch)
+
+
+def main(arguments: Sequence[str] | None = None, *, loaded: Sequence[str] = ()) -> None:
+    """`loaded`: kinds that were, in the process that this one was forked from (forkserver.py)."""
     parser = argparse.ArgumentParser(prog="python -m functions.server.agent", description=__doc__.partition("\n")[0])
     parser.add_argument("--parent", type=int, help="pid of the orchestrator, with a socket at standard input")
     parser.add_argument("--listen", help="path of a Unix socket for tickets")
@@ -339,18 +348,16 @@ def main() -> None:
     parser.add_argument("--parked-gb", type=float, default=0.0, help="host memory for parked processes")
     parser.add_argument("--tier-gb", type=float, default=0.0, help="room for the node's copies of versions")
     parser.add_argument("kinds", nargs="*", help="kinds of functions to load")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     begun_s = time.perf_counter()
     with contextlib.suppress(PermissionError):  # a container's process leads its group already
         os.setsid()
-    if given.parent is not None:
+    if given.parent is not None and not loaded:
         die_with_parent(given.parent)
     keeper.adopt_orphans()
-    if not given.fresh:
-        os.environ.update(ONE_THREAD)
-        from functions.server.warmup import preload
-
-        preload(given.kinds, given.scratch)
+    more = [kind for kind in given.kinds if kind not in loaded]
+    if more or not (loaded or given.fresh):
+        preload(more, given.scratch)
     if given.tier_gb:
         os.environ |= {DIRECTORY: f"{given.scratch}/{TIER}", LIMIT_GB: f"{given.tier_gb:g}"}
     if given.vllm:
