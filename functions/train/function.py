@@ -210,7 +210,7 @@ def _one_step(
         return state.optimizer.gradients()
 
     state.optimizer.zero_grad()
-    metrics = combine_metrics(state.ranks.gather(combine_metrics(add(own))))
+    metrics = combine_metrics(state.ranks.gather(combine_metrics(add(own)), "dp"))
     if old is None and params.objective == "policy" and not params.given:
         check_bound(metrics["rollout_corr/abs_diff_mean"], batch, params)
     return metrics | update(state, params, lambda: blame(gradients, [(batch, own.packs)]))

@@ -1,9 +1,10 @@
-"""Data parallelism: the forward pass as one module that FSDP2 shards, and each rank's share of the packs.
+"""The forward pass as one module that a mesh shards (FSDP2 over dp, tensor_parallel.py), and each rank's share of the
+packs.
 
     rank r   all-gather a layer -> forward -> ... -> backward -> reduce-scatter (sum)         for each of its packs
 A pack's loss is divided by the totals of the whole batch (step.py), so gradients are added over ranks, not averaged:
-N ranks make the update of one, up to the order of additions. Ranks go through their packs in step; one that has fewer
-makes idle passes (one token, no loss), because every pass is a collective.
+N ranks make the update of one, up to the order of additions. Packs are dealt over dp. Ranks go through their packs in
+step; one that has fewer makes idle passes (one token, no loss), because every pass is a collective.
 
 FSDP2: torch.distributed.fsdp.fully_shard (arXiv:2304.11277 describes its forerunner); ZeRO stage 3 (arXiv:1910.02054).
 """
@@ -24,7 +25,8 @@ from transformers import PreTrainedModel
 from functions.algorithms.truncation import WHOLE, Truncation
 from functions.models.forward import Head, pack_logprobs, pack_values
 from functions.models.packing import Pack
-from functions.models.pretrained import lm_head
+from functions.models.pretrained import backbone, lm_head
+from functions.train.tensor_parallel import TokenShare, split_layers
 
 PACKS_PER_RANK = 2
 """Packs are made small enough that each rank gets about so many: their loads can then be balanced."""
@@ -37,6 +39,8 @@ class Forward(nn.Module):
     def __init__(self, model: PreTrainedModel, head: Head | None) -> None:
         super().__init__()
         self.model = model
+        self.tp: DeviceMesh | None = None
+        """The ranks that share the layers."""
         self.policy = head is not None
         self._softcap, self._scale = (None, 1.0) if head is None else (head.softcap, head.scale)
 
@@ -44,6 +48,13 @@ class Forward(nn.Module):
         self, pack: Pack, temperature: float, truncation: Truncation = WHOLE, **more: Any
     ) -> tuple[Tensor, ...]:
         """(logprobs, entropy, kept mass, `more`) of a policy (pack_logprobs), (values,) of a critic; each [N]."""
+        if self.tp is not None:
+            tokens = TokenShare.of(pack, self.tp)
+            own = self._outputs(tokens.pack(pack), temperature, truncation, **tokens.options(more))
+            return tokens.gather(own)
+        return self._outputs(pack, temperature, truncation, **more)
+
+    def _outputs(self, pack: Pack, temperature: float, truncation: Truncation, **more: Any) -> tuple[Tensor, ...]:
         if not self.policy:
             return (pack_values(self.model, pack).clone(),)  # FSDP2 hooks on to outputs, which may be no views
         layer = lm_head(self.model)
@@ -52,7 +63,11 @@ class Forward(nn.Module):
 
 
 def shard(forward: Forward, mesh: DeviceMesh) -> None:
-    """Each parameter to 1/N on every rank of `mesh`, one unit per transformer layer and one for the rest."""
+    """Each parameter to 1/N on every rank of `mesh` (gang.py), one unit per transformer layer and one for the rest.
+
+    With tp a layer's parameters are divided over tp first, then over dp; those of embedding and head over both at once.
+    """
+    dp, rest = mesh["dp"], mesh["dp"]
     unit_names = set(forward.model._no_split_modules or ())
     layers = [
         layer
@@ -61,8 +76,15 @@ def shard(forward: Forward, mesh: DeviceMesh) -> None:
         for layer in parent
         if type(layer).__name__ in unit_names
     ]
-    for module in (*layers, forward):
-        fully_shard(module, mesh=mesh)
+    if mesh["tp"].size() > 1:
+        forward.tp, rest = mesh["tp"], mesh["dp", "cp", "tp"]._flatten("dp_cp_tp")
+        split_layers(forward.model, mesh["tp"])
+        ends = {forward.model.get_input_embeddings(), forward.model.get_output_embeddings()}
+        parts = [part for part in backbone(forward.model).children() if part not in ends]
+        layers += [part for part in parts if any(True for _ in part.parameters(recurse=False))]  # the last norm
+    for layer in layers:
+        fully_shard(layer, mesh=dp)
+    fully_shard(forward, mesh=rest)
     for unit in forward.modules():
         if isinstance(unit, FSDPModule):  # a sum: the losses are shares already (gloo knows no scaled sum)
             unit.set_gradient_divide_factor(1.0)

@@ -99,7 +99,9 @@ def load(
     model = forward.model
     named, moments = trainable(model), dict[str, Tensor]()
     with context.phase("fetch"), torch.no_grad():
-        for name, rows in fetch_own(context.exchange, manifest, manifest.state, ranks):
+        owners = ((entry, named.get(entry.name.partition("/")[2])) for entry in manifest.state)
+        kept = [(entry, owner) for entry, owner in owners if owner is not None]
+        for name, rows in fetch_own(context.exchange, manifest, kept, ranks):
             parameter = named.get(name.removeprefix(MASTER))
             if parameter is None:
                 moments[name] = rows

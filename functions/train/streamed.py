@@ -107,7 +107,7 @@ def _step(
 ) -> Metrics:
     totals = denominators(whole, whole.trained_rows(), whole.mask, params).trained
     state.optimizer.divide_grads(denominator(totals, params.aggregation))
-    added = combine_metrics(state.ranks.gather(combine_metrics(sums)))
+    added = combine_metrics(state.ranks.gather(combine_metrics(sums), "dp"))
     metrics = averaged(added, totals, params.aggregation)
     if params.objective == "policy" and not params.given:
         check_bound(metrics["rollout_corr/abs_diff_mean"], whole, params)

@@ -57,7 +57,7 @@ def share_of(state: TrainState, batch: TrainBatch, rows: Sequence[int], params: 
         return make_packs(batch.samples, rows, budget_tokens=budget_tokens, shared=shared)
 
     budget = params.micro_batch_tokens or micro_batch_default(state.model.device)
-    return share(packs_of, budget, state.ranks.rank, state.ranks.size)
+    return share(packs_of, budget, state.ranks.place("dp"), state.ranks.count("dp"))
 
 
 def update(state: TrainState, params: TrainParams, blame: Callable[[], str]) -> dict[str, float]:

@@ -24,6 +24,7 @@ from orchestrator.job.checks import check_code, check_options, check_tests, chec
 from orchestrator.job.config import JobConfig
 from orchestrator.job.functions import check_room, check_split, function_limits, function_specs
 from orchestrator.job.located import localized, pinned
+from orchestrator.job.mesh import check_meshes
 from orchestrator.job.prompts import PromptSource
 from orchestrator.planner.base import Planner
 from orchestrator.planner.scaling import Unmet
@@ -92,6 +93,7 @@ def check(job: JobConfig, recipe: Recipe) -> tuple[dict[str, TrainParams], list[
     specs = function_specs(job, models)
     job_planner(job, specs)
     check_split(job)
+    check_meshes(job, specs)
     check_platform(job, specs)
     return settings, specs
 
@@ -172,7 +174,7 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
             state_every=1 if run.lost else job.checkpoints.state_every,  # calls may go now to this node, now to that
             cost=recorder.cost,
             on_plan=recorder.planned,
-            on_report=recorder.keep_samples,
+            on_report=recorder.keep,
             on_commit=recorder.committed,
         )
         knative = job.platform.knative

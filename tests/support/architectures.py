@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def config_of(kind: str) -> PreTrainedConfig:
+def config_of(kind: str, **changes: Any) -> PreTrainedConfig:
     small = dict(SMALL)
     match kind:
         case "gemma3_text":
@@ -37,13 +37,13 @@ def config_of(kind: str) -> PreTrainedConfig:
         case "gpt2":
             small = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
                      "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
-    return transformers.AutoConfig.for_model(kind, **small)
+    return transformers.AutoConfig.for_model(kind, **small | changes)
 
 
-def tiny_model(kind: str, directory: Path, seed: int = 0) -> Path:
+def tiny_model(kind: str, directory: Path, seed: int = 0, **changes: Any) -> Path:
     """A random model with weights large enough that its distributions are far from uniform."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config_of(kind))
+    model = AutoModelForCausalLM.from_config(config_of(kind, **changes))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

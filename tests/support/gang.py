@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from functions.base.wire import Call, Event, Json, Ref, Version
+from functions.call.parallel import DATA_PARALLEL, Parallel
 from functions.exchange.directory import DirectoryExchange
 from orchestrator.calls.gang import rank_calls
 from tests.support.forked import CONTEXT
@@ -31,34 +32,47 @@ class Ended:
         return dict(self.event.data)
 
 
-def ranks_of(call: Call, size: int) -> list[Call]:
+def ranks_of(call: Call, size: int, parallel: Parallel = DATA_PARALLEL) -> list[Call]:
     """One attempt at `call` by a gang."""
-    return rank_calls(call, size, secrets.token_hex(4))
+    return rank_calls(call, size, secrets.token_hex(4), parallel)
 
 
 def run_gang(root: Path, scratch: Path, calls: Sequence[Call], *, die: int | None = None) -> list[Ended]:
     """Runs the calls side by side; rank `die` is killed by SIGKILL when it has made its first forward pass."""
+    return run_gangs(root, scratch, [calls], die=die)[0]
+
+
+def run_gangs(
+    root: Path, scratch: Path, gangs: Sequence[Sequence[Call]], *, die: int | None = None, device: str = "cpu"
+) -> list[list[Ended]]:
+    """One gang after the other, in the same processes: as many as the largest has ranks. With `cuda` each sees one
+    device."""
     started = []
-    for rank, call in enumerate(calls):
+    for rank in range(max(map(len, gangs))):
         ours, theirs = CONTEXT.Pipe(duplex=False)
+        calls = [calls[rank].to_json() if rank < len(calls) else None for calls in gangs]
         own = scratch / f"rank-{rank}"
-        process = CONTEXT.Process(target=_rank, args=(str(root), str(own), call.to_json(), theirs, rank == die))
+        process = CONTEXT.Process(target=_rank, args=(str(root), str(own), calls, theirs, rank == die, device, rank))
         process.start()
         theirs.close()
         started.append((process, ours))
-    ended = []
+    lines = list[list[bytes | None]]()
     for process, ours in started:
         try:
-            line = ours.recv_bytes()
+            lines.append(ours.recv())
         except EOFError:
-            line = None
+            lines.append([None] * len(gangs))
         process.join()
         assert process.exitcode is not None
-        ended.append(Ended(None if line is None else Event.from_line(line), process.exitcode))
-    return ended
+    codes = [process.exitcode or 0 for process, _ in started]
+    return [
+        [Ended(None if (line := lines[r][k]) is None else Event.from_line(line), codes[r]) for r in range(len(gang))]
+        for k, gang in enumerate(gangs)
+    ]
 
 
-def _rank(root: str, scratch: str, call: Any, answer: Any, die: bool) -> None:
+def _rank(root: str, scratch: str, calls: Sequence[Any], answer: Any, die: bool, device: str, rank: int) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
     import torch
 
     from functions.server.attempt import Attempt
@@ -72,10 +86,14 @@ def _rank(root: str, scratch: str, call: Any, answer: Any, die: bool) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     torch.set_num_threads(1)
-    lines: list[bytes] = []
-    attempt = Attempt(Call.from_json(call), lines.append, progress=Deadly() if die else {})
-    attempt.run(lambda: TrainFunction(device="cpu"), lambda: DirectoryExchange(root), scratch)
-    answer.send_bytes(lines[-1])
+    ended: list[bytes | None] = []
+    for call in calls:
+        lines: list[bytes] = []
+        if call is not None:
+            attempt = Attempt(Call.from_json(call), lines.append, progress=Deadly() if die else {})
+            attempt.run(lambda: TrainFunction(device=device), lambda: DirectoryExchange(root), scratch)
+        ended.append(lines[-1] if lines else None)
+    answer.send(ended)
 
 
 @dataclass(frozen=True)
@@ -90,6 +108,7 @@ class Republish:
     note: str = ""
     die: tuple[int, str] | None = None
     """A rank, and whether it is killed `before` or `after` it has put its shard."""
+    parallel: Parallel = DATA_PARALLEL
 
 
 @dataclass(frozen=True)
@@ -165,7 +184,9 @@ def _republish(root: str, gang: Republish, rank: int, answer: Any) -> None:
             state = load(gang.source, params, context, device, ALONE)
             publish_state(state, gang.version, state.carry, told, context)
         else:
-            who = GangParams(id=gang.version.call, attempt=gang.attempt, size=gang.size, rank=rank)
+            who = GangParams(
+                id=gang.version.call, attempt=gang.attempt, size=gang.size, rank=rank, parallel=gang.parallel
+            )
             with meet(who, device, context, lambda: False) as ranks:
                 assert ranks is not None
                 state = load(gang.source, params, context, device, ranks)
