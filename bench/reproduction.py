@@ -34,8 +34,8 @@ from bench.papers.fused_rollout import System, best_tensor, fused, in_turn
 from bench.papers.fused_training import Trained, train
 from bench.papers.mapping import fixed_mapping, map_models
 from bench.papers.mapping_costs import HYBRIDFLOW, RLHFUSE, Batch, Role
-from bench.papers.schedule_search import search
-from bench.papers.schedules import Pipelines, greedy
+from bench.papers.schedules import greedy, simulate as evaluated
+from functions.train.schedules import Pipelines, search
 from orchestrator.planner.devices import device, shape
 from orchestrator.planner.policies import ADAPTIVE, Policy
 from orchestrator.planner.scaling import Goal
