@@ -29,6 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from functions.base.wire import Json
 from functions.call.function import Cancelled, Context, FatalError, RetryableError
+from functions.call.parallel import AXES, DATA_PARALLEL, Parallel
 from functions.call.params import parse
 from functions.exchange.base import Exchange, ExchangeError, NotFound, Unavailable
 
@@ -53,10 +54,12 @@ class GangParams:
     """The same for all ranks of one attempt, never used before."""
     size: int
     rank: int
+    parallel: Parallel = DATA_PARALLEL
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ValueError(f"rank {self.rank} of a gang of {self.size}")
+        self.parallel.dp(self.size)
 
     @property
     def prefix(self) -> str:
@@ -75,7 +78,16 @@ class Ranks:
     rank: int = 0
     size: int = 1
     mesh: DeviceMesh | None = None
+    """Of AXES (functions/call/parallel.py); every axis is there, of size 1 where nothing is shared along it."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def place(self, axis: str) -> int:
+        """Where this rank stands along `axis`,"""
+        return 0 if self.mesh is None else self.mesh.get_local_rank(axis)
+
+    def count(self, axis: str) -> int:
+        """and of how many."""
+        return 1 if self.mesh is None else self.mesh[axis].size()
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, on the CPU."""
@@ -122,7 +134,8 @@ def meet(
         dist.init_process_group(
             backend, store=store, rank=gang.rank, world_size=gang.size, timeout=timedelta(seconds=PEER_S)
         )
-        ranks = Ranks(gang.rank, gang.size, init_device_mesh(device.type, (gang.size,)), device)
+        mesh = init_device_mesh(device.type, gang.parallel.shape(gang.size), mesh_dim_names=AXES)
+        ranks = Ranks(gang.rank, gang.size, mesh, device)
         ranks.sum(torch.zeros(1))  # NCCL wants all ranks in the first exchange; parts.py has some between two of them
         yield ranks
     except FatalError as error:

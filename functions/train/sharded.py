@@ -60,7 +60,7 @@ def sharded_model(
     modules = {name: (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in sources}
     adapt(model)  # layers get other names, but stay the same modules
     forward = Forward(model, head_form(model) if weights.policy else None)
-    shard(forward, ranks.mesh)
+    shard(forward, ranks.mesh["dp"])
     forward._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device))  # type: ignore[no-untyped-call]
     wanted = [entry for name, entry in sources.items() if entry is not None and name not in weights.masters]
     with torch.no_grad():

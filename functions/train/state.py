@@ -142,7 +142,7 @@ def _whole_model(
     forward = Forward(model, output_head(model) if params.objective == "policy" else None)
     adapt(model)
     if ranks.mesh is not None:
-        shard(forward, ranks.mesh)
+        shard(forward, ranks.mesh["dp"])
     return forward
 
 

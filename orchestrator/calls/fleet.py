@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from functions.base.wire import Call, Event
+from functions.call.parallel import DATA_PARALLEL, Parallel
 from orchestrator.base.outages import Outages
 from orchestrator.calls.gang import invoke_gang
 from orchestrator.calls.invoke import Invoker
@@ -71,14 +72,14 @@ class Stage:
             ):
                 yield event
 
-    async def gang(self, call: Call) -> Event:
-        """The `done` of `call` as a gang of all the stage's replicas, however many attempts it takes.
+    async def gang(self, call: Call, parallel: Parallel = DATA_PARALLEL) -> Event:
+        """The `done` of `call` as a gang of all the stage's replicas, in this mesh, however many attempts it takes.
 
         Raises CallFailed.
         """
         async with self._open(self.replicas):
             return await invoke_gang(
-                self.fleet.invoker, self.function, call, self.replicas, observe=self.observations.append,
+                self.fleet.invoker, self.function, call, self.replicas, parallel, observe=self.observations.append,
                 within=self.span, idle=lambda: self._idle(self.replicas),
             )  # fmt: skip
 

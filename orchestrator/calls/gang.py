@@ -12,32 +12,34 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from contextlib import aclosing, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from opentelemetry.trace import Span
 
 from functions.base.wire import Call, Event
+from functions.call.parallel import DATA_PARALLEL, Parallel
 from orchestrator.base.errors import Away
 from orchestrator.calls.invoke import Idle, Invoker
 from orchestrator.planner.base import CallObservation
 from orchestrator.platforms.base import CallLost
 
 
-def rank_calls(call: Call, size: int, attempt: str) -> list[Call]:
-    """The call of each rank in one attempt."""
+def rank_calls(call: Call, size: int, attempt: str, parallel: Parallel = DATA_PARALLEL) -> list[Call]:
+    """The call of each rank in one attempt; `parallel`: its mesh."""
+    gang = {"id": call.id, "attempt": attempt, "size": size, "parallel": asdict(parallel)}
     return [
         replace(
             call,
             id=f"{call.id}.r{rank}of{size}",
-            params={**call.params, "gang": {"id": call.id, "attempt": attempt, "size": size, "rank": rank}},
+            params={**call.params, "gang": {**gang, "rank": rank}},
         )
         for rank in range(size)
     ]
 
 
 async def invoke_gang(
-    invoker: Invoker, function: str, call: Call, size: int, *, observe: Callable[[CallObservation], None],
-    within: Span | None = None, idle: Idle = nullcontext,
+    invoker: Invoker, function: str, call: Call, size: int, parallel: Parallel, *,
+    observe: Callable[[CallObservation], None], within: Span | None = None, idle: Idle = nullcontext,
 ) -> Event:  # fmt: skip
     """Rank 0's `done`, when all ranks are done; `observe` gets the measures of each rank of the attempt that was whole.
 
@@ -47,7 +49,7 @@ async def invoke_gang(
     async with invoker.outages.waiting() as wait:
         while True:
             try:
-                ranks = rank_calls(call, size, secrets.token_hex(6))
+                ranks = rank_calls(call, size, secrets.token_hex(6), parallel)
                 done = await _attempt(invoker, function, ranks, observe, within)
                 await wait.over()
                 return done

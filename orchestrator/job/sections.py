@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from functions.base.names import Engine
+from functions.call.parallel import Parallel
 from functions.call.train_params import LoraParams, OptimizerParams, Schedule, TrainParams
 from functions.reward.rules import CODE_RULES
 from orchestrator.base.section import Section
@@ -151,11 +152,32 @@ class ReferenceConfig(Section):
     """A Hugging Face directory; None: the policy that the job started from."""
 
 
+class ParallelConfig(Section):
+    """How the ranks of a gang share a model (docs/train.md); what is left of `replicas` is dp."""
+
+    tp: int = Field(Parallel.tp, ge=1)
+    """Ranks that share each layer: heads, columns of the MLP, experts."""
+    pp: int = Field(Parallel.pp, ge=1)
+    """Stages that the layers are divided into."""
+    cp: int = Field(Parallel.cp, ge=1)
+    """Ranks that share each sequence; only 1 is known."""
+
+    @model_validator(mode="after")
+    def _known(self) -> ParallelConfig:
+        assert self.mesh
+        return self
+
+    @property
+    def mesh(self) -> Parallel:
+        return Parallel(**self.model_dump())
+
+
 class FunctionConfig(Section):
     """How one function is deployed; `[functions.generate]`, `[functions.train]`, ... (roles.py)."""
 
     replicas: int = Field(1, ge=1)
     """At most so many at a time."""
+    parallel: ParallelConfig = ParallelConfig()
     threads: int = Field(1, ge=1)
     """CPU threads of one replica."""
     gpus: int = Field(0, ge=0)

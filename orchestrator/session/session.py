@@ -23,7 +23,7 @@ from orchestrator.calls.fleet import Fleet
 from orchestrator.calls.invoke import Invoker, RetryPolicy, Timeouts
 from orchestrator.job.checks import check_code, check_options, check_tests, check_turns
 from orchestrator.job.config import JobConfig
-from orchestrator.job.functions import check_room, check_split, function_limits, function_specs
+from orchestrator.job.functions import check_parallel, check_room, check_split, function_limits, function_specs
 from orchestrator.job.located import localized, pinned
 from orchestrator.job.prompts import PromptSource
 from orchestrator.planner.base import Planner
@@ -93,6 +93,7 @@ def check(job: JobConfig, recipe: Recipe) -> tuple[dict[str, TrainParams], list[
     specs = function_specs(job, models)
     job_planner(job, specs)
     check_split(job)
+    check_parallel(job, specs)
     check_platform(job, specs)
     return settings, specs
 

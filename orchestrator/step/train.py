@@ -52,7 +52,7 @@ class Training:
         context, report = self.context, self.context.report
         streamed = self.function in context.plan.stream_s and self.only is None and len(self.rollouts) == 1
         async with context.fleet.stage(self.function, context.replicas(self.function)) as stage:
-            done = await (self._streamed(stage) if streamed else _answer(stage, await self._whole()))
+            done = await (self._streamed(stage) if streamed else self._answer(stage, await self._whole()))
             context.account(f"update_{self.model}", stage)
         report.metrics |= done.data["metrics"]
         if "fed_batches" in done.data["stats"]:
@@ -63,6 +63,11 @@ class Training:
             report.mismatch = Ref.from_json(done.data["mismatch"])
         report.trained[self.model] = Version.from_json(done.data["version"])
         return dict(done.data)
+
+    async def _answer(self, stage: Stage, call: Call) -> Event:
+        """The `done` of a train call, made by all of the stage's replicas together."""
+        mesh = self.context.job.function(self.function).parallel.mesh
+        return await (last(stage.call(call)) if stage.replicas == 1 else stage.gang(call, mesh))
 
     def _call(self, inputs: Mapping[str, Sequence[Ref]], params: TrainParams, **feed: Json) -> Call:
         weights = {"policy": self.context.versions[self.model]}
@@ -106,7 +111,7 @@ class Training:
             await asyncio.wait([streaming, due], return_when=asyncio.FIRST_COMPLETED)
             due.cancel()
             stream = self.params.streams and not deterministic
-            return await _answer(stage, self._call({}, self.params, feed={"prefix": prefix, "stream": stream}))
+            return await self._answer(stage, self._call({}, self.params, feed={"prefix": prefix, "stream": stream}))
 
     async def _due(self, streamer: Streamer, groups: int | None) -> None:
         """Returns at the planned time; with `groups` not before so many are whole, nor before generation has, or waits
@@ -115,8 +120,3 @@ class Training:
         if groups is not None:
             await self.context.clock.scaled.wait()
             await streamer.whole(groups)
-
-
-async def _answer(stage: Stage, call: Call) -> Event:
-    """The `done` of a train call, made by all of the stage's replicas together."""
-    return await (last(stage.call(call)) if stage.replicas == 1 else stage.gang(call))

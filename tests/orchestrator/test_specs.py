@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from functions.call.parallel import Parallel
 from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import load_job
 from orchestrator.job.functions import check_room, function_limits
@@ -105,3 +106,29 @@ def test_gpus_that_do_not_divide_the_heads_are_refused_before_vllm_does(file: Pa
         ConfigError, match=r"generate-tail.gpus: got 3 for the model's 4 attention heads .wants 1, 2, 4"
     ):
         prepare(load_job(file, words))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["train.replicas=4", "train.parallel.tp=3"], "train.parallel: 4 ranks are no multiple of tp 3 x pp 1 x cp 1"),
+        (["train.replicas=8", "train.parallel.tp=8"], "train.parallel: tp: got 8, does not divide the model's num_att"),
+        (["train.replicas=4", "train.parallel.tp=4"], "tp: got 4, does not divide the model's num_key_value_heads"),
+        (["train.replicas=4", "train.parallel.pp=4"], "train.parallel: pp: got 4, the model has 2 layers"),
+        (["train.replicas=2", "train.parallel.cp=2"], "train.parallel: .*cp: got 2, wants 1: a prompt's one copy"),
+        (["generate.parallel.tp=2"], "generate.parallel: a replica that generates is split by its `gpus`"),
+        (["reward.replicas=2", "reward.parallel.pp=2"], "functions.reward.parallel: reward knows tp alone"),
+    ],
+)
+def test_meshes_that_cannot_be_are_refused(file: Path, words: list[str], line: str) -> None:
+    with pytest.raises(ConfigError, match=line) as refused:
+        prepare(load_job(file, ["deterministic=false", *(f"functions.{word}" for word in words)]))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_mesh_wants_a_known_architecture_and_tp_no_adapters() -> None:
+    with pytest.raises(ValueError, match=r"type 'gpt2' is not divided by tp or pp, only by dp"):
+        Parallel(tp=2).check({"model_type": "gpt2"})
+    with pytest.raises(ValueError, match=r"tp: wants model.lora_rank = 0"):
+        Parallel(tp=2).check({"model_type": "llama"}, lora=True)
+    Parallel().check({"model_type": "gpt2"}, lora=True)
