@@ -11,7 +11,7 @@ a warm replica computes on the numbers that a cold one loads. A call whose versi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -36,10 +36,14 @@ from functions.train.parallel import Share
 from functions.train.progress import Progress
 from functions.train.selection import draw, redrawn, selected
 from functions.train.state import Structure, TrainState, lighter, load, publish_state, tensors_of, whole_again
-from functions.train.step import Check, accumulate, batch_logprobs, blame, denominators, truncation, whole_correction
+from functions.train.step import Check, Work, batch_logprobs, blame, denominators, truncation, whole_correction
 from functions.train.streamed import optimize_streamed, whole_batch
 from functions.train.update import check_bound, check_versions, prefix_shared, share_of, told, training, update
 from functions.weights.manifest import Manifest, label, read_manifest
+
+Optimized = tuple[dict[str, float], dict[str, float], dict[str, float]]
+"""Metrics, stats, carry."""
+Optimizing = Generator[Work, None, Optimized]
 
 
 class TrainFunction:
@@ -147,10 +151,19 @@ class TrainFunction:
         return manifest
 
 
-def optimize(
-    state: TrainState, batch: TrainBatch, params: TrainParams, context: Context
-) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Improves `state` in place; (metrics, stats, carry). FatalError or ValueError: it must not be used any more."""
+def optimize(state: TrainState, batch: TrainBatch, params: TrainParams, context: Context) -> Optimized:
+    """Improves `state` in place. FatalError or ValueError: it must not be used any more."""
+    steps = optimizing(state, batch, params, context)
+    while True:
+        try:
+            next(steps).run()
+        except StopIteration as end:
+            found: Optimized = end.value
+            return found
+
+
+def optimizing(state: TrainState, batch: TrainBatch, params: TrainParams, context: Context) -> Optimizing:
+    """As `optimize`; what an optimizer step adds up is handed out, to be run before the next is asked for."""
     check_versions(batch.samples, state.version, params)
     prefix, progress = "actor" if params.objective == "policy" else "critic", Progress(context)
     with training(state.model, params):
@@ -171,7 +184,8 @@ def optimize(
                 computed += own.tokens
                 worked += sum(pack.tokens.numel() for pack in own.packs)
                 progress.stage(f"epoch {epoch + 1}, mini-batch {number + 1}", len(own.packs))
-                parts.append(_one_step(state, own, rows, batch, goal, old, kept, params, progress))
+                step = yield from _one_step(state, own, rows, batch, goal, old, kept, params, progress)
+                parts.append(step)
     metrics = {name: _over_steps(name, parts) for name in parts[0]} | goal.metrics
     metrics[f"{prefix}/lr"] = parts[-1][f"{prefix}/lr"]
     if drawn is not None:
@@ -193,19 +207,21 @@ def _one_step(
     kept: Tensor,
     params: TrainParams,
     check: Check,
-) -> dict[str, float]:
+) -> Generator[Work, None, dict[str, float]]:
     totals = denominators(batch, rows, kept, params)
 
-    def add(some: Share) -> list[dict[str, Tensor]]:
-        return accumulate(state.forward, some, batch, goal, old, totals, params, check)
+    def work(some: Share) -> Work:
+        return Work(state.forward, some, batch, goal, old, totals, params, check)
 
     def gradients(pack: Pack) -> Iterator[tuple[str, Tensor]]:
         state.optimizer.zero_grad()
-        add(Share((pack,), 0, 1, pack.tokens.numel()))
+        work(Share((pack,), 0, 1, pack.tokens.numel())).run()
         return state.optimizer.gradients()
 
     state.optimizer.zero_grad()
-    metrics = combine_metrics(state.ranks.gather(combine_metrics(add(own))))
+    whole = work(own)
+    yield whole
+    metrics = combine_metrics(state.ranks.gather(combine_metrics(whole.metrics), "dp"))
     if old is None and params.objective == "policy" and not params.given:
         check_bound(metrics["rollout_corr/abs_diff_mean"], batch, params)
     return metrics | update(state, params, lambda: blame(gradients, [(batch, own.packs)]))

@@ -89,28 +89,41 @@ class Ranks:
         """and of how many."""
         return 1 if self.mesh is None else self.mesh[axis].size()
 
+    @property
+    def writes(self) -> bool:
+        """Whether it publishes what all ranks of its stage have alike."""
+        return self.place("dp") == self.place("tp") == 0
+
+    def in_mesh(self, told: list[Json]) -> list[Json]:
+        """What each rank said, in the order of stages, whichever way a pipeline runs."""
+        return told if self.mesh is None else [told[rank] for rank in self.mesh.mesh.flatten().tolist()]
+
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, on the CPU."""
+        """The sum over dp and the stages of a pipeline, on the CPU."""
         if self.mesh is None:
             return tensor
         moved = tensor.to(self.device)
-        dist.all_reduce(moved)
+        for axis in ("dp", "pp"):
+            dist.all_reduce(moved, group=self.mesh.get_group(axis))
         return moved.cpu()
 
-    def gather(self, value: Json) -> list[Json]:
-        """Each rank's `value`, in their order."""
+    def gather(self, value: Json, axis: str | None = None) -> list[Json]:
+        """Each rank's `value`, in their order; with `axis` of those along it: along dp, those of the last stage."""
         if self.mesh is None:
             return [value]
+        group = None if axis is None else self.mesh.get_group(axis)
+        place, size = dist.get_rank(group), dist.get_world_size(group)
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
-        sizes = torch.zeros(self.size, dtype=torch.int64, device=self.device)
-        sizes[self.rank] = data.numel()
-        dist.all_reduce(sizes)
+        sizes = torch.zeros(size, dtype=torch.int64, device=self.device)
+        sizes[place] = data.numel()
+        dist.all_reduce(sizes, group=group)
         padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=self.device)
         padded[: data.numel()] = data
-        parts = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(parts, padded)
+        parts = [torch.empty_like(padded) for _ in range(size)]
+        dist.all_gather(parts, padded, group=group)
         told = zip(parts, sizes.tolist(), strict=True)
-        return [json.loads(part[:n].cpu().numpy().tobytes()) for part, n in told]
+        found = [json.loads(part[:n].cpu().numpy().tobytes()) for part, n in told]
+        return self.gather(found, "pp")[-1] if axis == "dp" and self.count("pp") > 1 else found
 
 
 ALONE = Ranks()
@@ -146,6 +159,7 @@ def meet(
         _report(exchange, gang, "retryable", f"{type(error).__name__} {error}".rstrip(), lost)
         raise
     except Exception as error:
+        __import__("traceback").print_exc()  # DEBUG
         raise _reason(exchange, gang, error) from error
     finally:
         if dist.is_initialized():

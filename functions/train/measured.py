@@ -47,7 +47,7 @@ def memory(device: torch.device, ranks: Ranks) -> dict[str, float]:
 def rank_tokens(state: TrainState, batch: TrainBatch, worked: int) -> dict[str, float]:
     """The global_seqlen/* of a batch, of which this rank has computed `worked` tokens; asked of all ranks at once."""
     lengths = token_counts(batch)
-    computed = [int(part["tokens"]) for part in state.ranks.gather({"tokens": worked})]
+    computed = [int(part["tokens"]) for part in state.ranks.gather({"tokens": worked}, "dp")]
     return sequence_lengths([int(lengths[row]) for row in batch.trained_rows()], computed)
 
 

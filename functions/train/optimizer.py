@@ -8,14 +8,17 @@ with progress = (step - warmup) / (total - warmup) in [0, 1] and ratio = min_lr_
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from functions.call.train_params import OptimizerParams
 from functions.train.parallel import full_scalar, placed
 
+T = TypeVar("T", bound=Tensor)
 MASTER = "master/"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -39,8 +42,9 @@ class Optimizer:
         self.named, self.steps = dict(named), steps
         matrices = [p for p in self.named.values() if p.ndim >= 2]
         others = [p for p in self.named.values() if p.ndim < 2]
-        groups = [{"params": matrices, "decays": True}, {"params": others, "decays": False}]
-        self._adam = torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, fused=True)
+        groups = [{"params": alike, "decays": True} for alike in _alike(matrices)]
+        groups += [{"params": alike, "decays": False} for alike in _alike(others)]
+        self._adam = torch.optim.AdamW(groups, lr=0.0, fused=True)
         for name, parameter in self.named.items() if steps else ():
             own = {moment: placed(state[f"{moment}/{name}"], parameter) for moment in _MOMENTS}
             own["step"] = torch.tensor(float(steps), device=parameter.device)
@@ -71,15 +75,17 @@ class Optimizer:
         for _, gradient in self.gradients():
             gradient.div_(denominator)
 
-    def grad_norm(self) -> Tensor:
+    def grad_norm(self, without: str | None = None) -> Tensor:
         """Global 2-norm of the gradients, on their device; a parameter without one counts as zero."""
-        grads = [gradient for _, gradient in self.gradients()]
-        return full_scalar(torch.nn.utils.get_total_norm(grads)) if grads else torch.zeros(())
+        grads = [gradient for name, gradient in self.gradients() if name != without]
+        norms = [full_scalar(torch.nn.utils.get_total_norm(alike)) for alike in _alike(grads)]
+        return torch.nn.utils.get_total_norm(norms) if len(norms) > 1 else norms[0] if norms else torch.zeros(())
 
     def step(self, params: OptimizerParams, norm: Tensor) -> float:
         """Clips by `norm` (of `grad_norm`) and updates; the learning rate that was used."""
         if params.max_grad_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.named.values(), params.max_grad_norm, norm)
+            for alike in _alike(self.named.values()):
+                torch.nn.utils.clip_grads_with_norm_(alike, params.max_grad_norm, norm)
         lr = learning_rate(params, self.steps)
         for group in self._adam.param_groups:
             group["lr"], group["betas"], group["eps"] = lr, params.betas, params.eps
@@ -90,3 +96,12 @@ class Optimizer:
         self._adam.step()
         self.steps += 1
         return lr
+
+
+def _alike(tensors: Iterable[T]) -> list[list[T]]:
+    """In groups that one fused operation takes: of one mesh, and placed alike."""
+    groups = dict[object, list[T]]()
+    for tensor in tensors:
+        place = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
+        groups.setdefault(place, []).append(tensor)
+    return list(groups.values())

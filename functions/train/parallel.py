@@ -22,9 +22,10 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from functions.algorithms.truncation import WHOLE, Truncation
-from functions.models.forward import Head, pack_logprobs, pack_values
+from functions.models.forward import Head, all_states, pack_logprobs, pack_values
 from functions.models.packing import Pack
 from functions.models.pretrained import lm_head
+from functions.train.pipeline import Passes, Stage, execute, forwards, one_f_one_b
 
 PACKS_PER_RANK = 2
 """Packs are made small enough that each rank gets about so many: their loads can then be balanced."""
@@ -37,18 +38,25 @@ class Forward(nn.Module):
     def __init__(self, model: PreTrainedModel, head: Head | None) -> None:
         super().__init__()
         self.model = model
+        self.stage: Stage | None = None
+        """Of a pipeline."""
         self.policy = head is not None
         self._softcap, self._scale = (None, 1.0) if head is None else (head.softcap, head.scale)
 
     def forward(
-        self, pack: Pack, temperature: float, truncation: Truncation = WHOLE, **more: Any
+        self, pack: Pack, temperature: float, truncation: Truncation = WHOLE, inputs: Tensor | None = None, **more: Any
     ) -> tuple[Tensor, ...]:
-        """(logprobs, entropy, kept mass, `more`) of a policy (pack_logprobs), (values,) of a critic; each [N]."""
+        """(logprobs, entropy, kept mass, `more`) of a policy (pack_logprobs), (values,) of a critic; each [N].
+
+        Of a pipeline's stage from the states `inputs` of the one before; but for the last one (its states [B, T, H],).
+        """
+        if self.stage is not None and not self.stage.last:
+            return (all_states(self.model, pack, inputs),)
         if not self.policy:
-            return (pack_values(self.model, pack).clone(),)  # FSDP2 hooks on to outputs, which may be no views
+            return (pack_values(self.model, pack, inputs).clone(),)  # FSDP2 hooks on to outputs, which may be no views
         layer = lm_head(self.model)
         head = Head(layer.weight, layer.bias, self._softcap, self._scale)
-        return pack_logprobs(self.model, head, pack, temperature, truncation, **more)
+        return pack_logprobs(self.model, head, pack, temperature, truncation, inputs=inputs, **more)
 
 
 def shard(forward: Forward, mesh: DeviceMesh) -> None:
@@ -109,6 +117,11 @@ class Share:
     tokens: int
     """and what they compute."""
 
+    @property
+    def passes(self) -> list[Pack]:
+        """All that this rank computes."""
+        return [*self.packs, *(idle_pack() for _ in range(self.idle))]
+
 
 def share(packs_of: Callable[[int], list[Pack]], budget_tokens: int, rank: int, size: int) -> Share:
     """Rank's share of the packs that `packs_of(budget)` makes: heaviest first, each to the rank with the least so far.
@@ -130,13 +143,31 @@ def share(packs_of: Callable[[int], list[Pack]], budget_tokens: int, rank: int, 
     return Share(tuple(shares[rank]), idle, len(packs), sum(loads))
 
 
-def idle_pass(forward: Forward, device: torch.device) -> None:
-    """A forward pass of one token; with gradients enabled, a backward pass that adds zeros to every gradient."""
-    zero = torch.zeros(1, dtype=torch.int64, device=device)
-    pack = Pack(
+def idle_pack() -> Pack:
+    """One token, of no sample."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    return Pack(
         rows=(), tokens=zero[None], positions=zero[None], prefixes=None, predicts=zero, targets=zero, flat=zero,
         segment=zero,
     )  # fmt: skip
-    outputs: tuple[Any, ...] = forward(pack, 1.0)
-    if torch.is_grad_enabled():
-        (sum(output.sum() for output in outputs) * 0.0).backward()
+
+
+def run(
+    forward: Forward, packs: Sequence[Pack], one: Callable[[int, Tensor | None], Tensor], *, backward: bool = True
+) -> None:
+    """`one` (Passes.one) for each of the packs; through the stages of a pipeline where there are some."""
+    if forward.stage is not None:
+        stages, count = len(forward.stage.ranks), len(packs)
+        execute([passes(forward, packs, one)], one_f_one_b(stages, count) if backward else forwards(stages, count))
+        return
+    for number in range(len(packs)):
+        output = one(number, None)
+        if backward:
+            output.backward()  # type: ignore[no-untyped-call]
+
+
+def passes(forward: Forward, packs: Sequence[Pack], one: Callable[[int, Tensor | None], Tensor]) -> Passes:
+    assert forward.stage is not None, "of a pipeline"
+    model = forward.model
+    shapes = [(*pack.tokens.shape, model.config.hidden_size) for pack in packs]
+    return Passes(forward.stage, shapes, model.dtype, model.device, one)

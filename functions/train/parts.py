@@ -35,7 +35,8 @@ def fetch_own(
     exchange: Exchange, manifest: Manifest, entries: Iterable[TensorEntry], ranks: Ranks
 ) -> Iterator[tuple[str, Tensor]]:
     """The rank's rows of each entry, by name, on the CPU. Raises Corrupt, as `fetch` of functions/weights/store.py."""
-    rows = [(entry, *rows_of(entry.rows, ranks.size)[ranks.rank]) for entry in entries]
+    place, size = ranks.place("dp"), ranks.count("dp")
+    rows = [(entry, *rows_of(entry.rows, size)[place]) for entry in entries]
     return fetch_rows(exchange, manifest, rows)
 
 
@@ -46,11 +47,11 @@ def own_blocks(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Blob]:
     found: dict[str, Blob] = {}
     for name, tensor in tensors.items():
         if not isinstance(tensor, DTensor):
-            if ranks.rank == 0:
+            if ranks.writes:
                 found[name] = whole_blob(name, tensor)
             continue
         start, data = _own_bytes(tensor, ranks)
-        if data.numel() or (ranks.rank == 0 and not tensor.numel()):
+        if data.numel() or (ranks.writes and not tensor.numel()):
             shape = tuple(tensor.shape)
             found[name] = Blob(stored_dtype(name, tensor.dtype), shape, data.cpu().numpy().data, start)
     return found
@@ -82,17 +83,18 @@ def _own_bytes(tensor: DTensor, ranks: Ranks) -> tuple[int, Tensor]:
     """Where the blocks that this rank writes begin, and their bytes."""
     local = tensor.to_local().detach().contiguous().view(-1).view(torch.uint8)
     row_bytes = tensor.numel() // max(1, tensor.shape[0]) * tensor.element_size()
-    edges = [(low * row_bytes, high * row_bytes) for low, high in rows_of(tensor.shape[0], ranks.size)]
-    low, high = edges[ranks.rank]
+    edges = [(low * row_bytes, high * row_bytes) for low, high in rows_of(tensor.shape[0], ranks.count("dp"))]
+    low, high = edges[ranks.place("dp")]
     assert local.numel() == high - low, "FSDP2 deals rows as torch.chunk does"
-    sent = list[dist.P2POp]()
+    group, sent = None if ranks.mesh is None else ranks.mesh.get_group("dp"), list[dist.P2POp]()
     received = list[Tensor]()
     for move in transfers(edges):
-        if move.source == ranks.rank:
-            sent.append(dist.P2POp(dist.isend, local[move.start - low : move.stop - low].clone(), move.target))
-        elif move.target == ranks.rank:
+        if move.source == ranks.place("dp"):
+            part = local[move.start - low : move.stop - low].clone()
+            sent.append(dist.P2POp(dist.isend, part, group=group, group_peer=move.target))
+        elif move.target == ranks.place("dp"):
             received.append(torch.empty(move.stop - move.start, dtype=torch.uint8, device=local.device))
-            sent.append(dist.P2POp(dist.irecv, received[-1], move.source))
+            sent.append(dist.P2POp(dist.irecv, received[-1], group=group, group_peer=move.source))
     for work in dist.batch_isend_irecv(sent) if sent else ():
         work.wait()
     step = block_bytes(edges[-1][1])

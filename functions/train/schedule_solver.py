@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from itertools import pairwise
 
 from ortools.sat.python import cp_model
 
@@ -59,7 +60,7 @@ def _solve(
         else:
             model.add(begin[task] + length[task] <= bound + step * steps)
     for stage in stages.values():
-        for one, two in zip(stage, stage[1:], strict=False):
+        for one, two in pairwise(stage):
             model.add(begin[two] >= begin[one] + length[one])
         for task, start in zip(stage, sorted(starts[task] for task in stage), strict=True):
             model.add_hint(begin[task], start)

@@ -6,10 +6,11 @@ schedule is, for each node, the order of its (model, forward | backward, micro-b
 
     start = max(end of the same micro-batch's previous stage, end of the node's previous task);  backward = 2 x forward
 
-`search` draws priority rules, schedules by them, and makes each schedule better to and fro in time (forward-backward
-improvement: Tormos and Lova, A competitive heuristic solution technique for resource-constrained project scheduling,
-2001): tasks in reversed time by their latest ends, then forwards by their earliest starts; each pass closes gaps that
-the one before left. What is then above the lower bound goes to a solver (schedule_solver.py). No torch here.
+`search` schedules by priority rules drawn at random, then by the best one's starts with noise, and makes each schedule
+better to and fro in time (forward-backward improvement: Tormos and Lova, A competitive heuristic solution technique for
+resource-constrained project scheduling, 2001): tasks in reversed time by their latest ends, then forwards by their
+earliest starts; each pass closes gaps that the one before left. What is then above the lower bound goes to a solver
+(schedule_solver.py). No torch here.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-DRAWS = 60
-"""Rules tried before the solver is asked."""
-SOLVER_S = 25.0
-"""CP-SAT's deterministic seconds (about CPU seconds of two years ago) that a search may take."""
+DRAWS, RULES = 200, 25
+"""Schedules made before the solver is asked, and how many of them by rules."""
+SOLVER_S = 12.0
+"""CP-SAT's deterministic seconds that a search may take: 12 to 20 of a CPU."""
 
 Starts = list[int]
 """When each task starts."""
@@ -234,6 +235,11 @@ class Problem:
         in_flight = stages(p.pp0), stages(p.pp1)
         return self.list_schedule(self.rule(*rule), patient=dice.random() < 0.5, memory=memory, in_flight=in_flight)
 
+    def near(self, starts: Starts, memory: float, dice: random.Random) -> Starts | None:
+        """By `starts`, each later by up to some micro-batches of the large model."""
+        noise = dice.choice([0.5, 1, 2, 4]) * 3 * self.p.f0
+        return self.list_schedule([start + dice.uniform(0, noise) for start in starts], memory=memory)
+
     def to_and_fro(self, starts: Starts, memory: float, bound: int, rounds: int = 30) -> Starts:
         """Forward-backward improvement until nothing was gained for eight rounds."""
         back, best, stalled = self.reversed(), starts, 0
@@ -273,10 +279,11 @@ def search(
     """
     problem, dice, bound = Problem.of(p), random.Random(seed), p.lower_bound(memory)
     best: Starts | None = None
-    for _ in range(draws):
-        if (first := problem.drawn(memory, dice)) is not None:
+    for number in range(draws):
+        first = problem.drawn(memory, dice) if best is None or number < RULES else problem.near(best, memory, dice)
+        if first is not None:
             found = problem.to_and_fro(first, memory, bound)
-            best = found if best is None else min(best, found, key=problem.makespan)
+            best = found if best is None else min(found, best, key=problem.makespan)
             if problem.makespan(best) <= bound:
                 break
     if best is None:
@@ -293,4 +300,6 @@ def search(
 
 @cache
 def _say_once() -> None:
-    logging.getLogger(__name__).warning("fused schedules are list schedules here: OR-tools is not installed (extra `schedules`)")
+    logging.getLogger(__name__).warning(
+        "fused schedules are list schedules here: OR-tools is not installed (extra `schedules`)"
+    )

@@ -68,14 +68,13 @@ def test_the_solver_reaches_it_within_the_authors_least_memory(case: int) -> Non
 
 
 def test_the_bound_counts_what_memory_allows_and_the_solver_proves_the_rest() -> None:
-    """One micro-batch at a time: each has its way down and up to itself, and the small model as well."""
-    pipelines = Pipelines(2, 2, 3, 2, 2, 1, mem0=1.0, mem1=1.0)
-    alone = 3 * (3 * 2 * 2)
-    assert pipelines.lower_bound() < alone < pipelines.lower_bound(1.0)
-    found = search(pipelines, memory=1.0, solver_s=0)
-    assert found.bound == pipelines.lower_bound(1.0) <= found.makespan == simulate(pipelines, found.orders)
+    """Two micro-batches at a time do not fill four stages."""
+    pipelines = Pipelines(4, 2, 4, 2, 2, 1, mem0=1.0, mem1=1.0)
+    assert pipelines.lower_bound() < pipelines.lower_bound(2.0)
+    found = search(pipelines, memory=2.0, solver_s=0)
+    assert found.bound == pipelines.lower_bound(2.0) < found.makespan == simulate(pipelines, found.orders)
     pytest.importorskip("ortools", reason="OR-tools is not installed (extra `schedules`)")
-    proven = search(pipelines, memory=1.0)
+    proven = search(pipelines, memory=2.0)
     assert found.bound < proven.bound == proven.makespan <= found.makespan
 
 

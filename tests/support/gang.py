@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from functions.base.wire import Call, Event, Json, Ref, Version
+from functions.call.parallel import DATA_PARALLEL, Parallel
 from functions.exchange.directory import DirectoryExchange
 from orchestrator.calls.gang import rank_calls
 from tests.support.forked import CONTEXT
@@ -31,34 +32,44 @@ class Ended:
         return dict(self.event.data)
 
 
-def ranks_of(call: Call, size: int) -> list[Call]:
+def ranks_of(call: Call, size: int, parallel: Parallel = DATA_PARALLEL) -> list[Call]:
     """One attempt at `call` by a gang."""
-    return rank_calls(call, size, secrets.token_hex(4))
+    return rank_calls(call, size, secrets.token_hex(4), parallel)
 
 
 def run_gang(root: Path, scratch: Path, calls: Sequence[Call], *, die: int | None = None) -> list[Ended]:
     """Runs the calls side by side; rank `die` is killed by SIGKILL when it has made its first forward pass."""
+    return run_gangs(root, scratch, [calls], die=die)[0]
+
+
+def run_gangs(
+    root: Path, scratch: Path, gangs: Sequence[Sequence[Call]], *, die: int | None = None
+) -> list[list[Ended]]:
+    """One gang after the other in the same processes, as many as the largest has ranks."""
     started = []
-    for rank, call in enumerate(calls):
+    for rank in range(max(map(len, gangs))):
         ours, theirs = CONTEXT.Pipe(duplex=False)
+        calls = [gang[rank].to_json() for gang in gangs if rank < len(gang)]
         own = scratch / f"rank-{rank}"
-        process = CONTEXT.Process(target=_rank, args=(str(root), str(own), call.to_json(), theirs, rank == die))
+        process = CONTEXT.Process(target=_rank, args=(str(root), str(own), calls, theirs, rank == die))
         process.start()
         theirs.close()
         started.append((process, ours))
-    ended = []
-    for process, ours in started:
-        try:
-            line = ours.recv_bytes()
-        except EOFError:
-            line = None
+    ended: list[list[Ended]] = [[] for _ in gangs]
+    for rank, (process, ours) in enumerate(started):
+        for gang, into in zip(gangs, ended, strict=True):
+            if rank < len(gang):
+                try:
+                    line: bytes | None = ours.recv_bytes()
+                except EOFError:
+                    line = None
+                    process.join()
+                into.append(Ended(None if line is None else Event.from_line(line), process.exitcode or 0))
         process.join()
-        assert process.exitcode is not None
-        ended.append(Ended(None if line is None else Event.from_line(line), process.exitcode))
     return ended
 
 
-def _rank(root: str, scratch: str, call: Any, answer: Any, die: bool) -> None:
+def _rank(root: str, scratch: str, calls: Any, answer: Any, die: bool) -> None:
     import torch
 
     from functions.server.attempt import Attempt
@@ -72,10 +83,13 @@ def _rank(root: str, scratch: str, call: Any, answer: Any, die: bool) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     torch.set_num_threads(1)
-    lines: list[bytes] = []
-    attempt = Attempt(Call.from_json(call), lines.append, progress=Deadly() if die else {})
-    attempt.run(lambda: TrainFunction(device="cpu"), lambda: DirectoryExchange(root), scratch)
-    answer.send_bytes(lines[-1])
+    for call in calls:
+        lines: list[bytes] = []
+        attempt = Attempt(Call.from_json(call), lines.append, progress=Deadly() if die else {})
+        attempt.run(lambda: TrainFunction(device="cpu"), lambda: DirectoryExchange(root), scratch)
+        answer.send_bytes(lines[-1])
+        if Event.from_line(lines[-1]).kind == "error":
+            return  # with the process its connections end, which its peers notice
 
 
 @dataclass(frozen=True)
