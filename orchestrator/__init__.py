@@ -1,21 +1,27 @@
 """Decides: which replicas of which function exist when, and who gets which share of the work. Imports no torch.
 
-`from orchestrator import train` runs a job from Python (session/python.py).
+`from orchestrator import run` runs a job from Python (session/python.py).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from orchestrator.session.python import train
-
-__all__ = ["train"]
+import sys
+from types import ModuleType
+from typing import Any
 
 
-def __getattr__(name: str) -> Any:
-    if name != "train":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from orchestrator.session.python import train  # nobody else waits for what it imports
+class _Face(ModuleType):
+    """This package as others see it: its `run` is the function, whoever has imported the room of that name."""
 
-    return train
+    @property
+    def run(self) -> Any:
+        from orchestrator.session.python import run  # nobody else waits for what it imports
+
+        return run
+
+    @run.setter
+    def run(self, room: ModuleType) -> None:
+        """What the import of orchestrator/run sets."""
+
+
+sys.modules[__name__].__class__ = _Face

@@ -146,6 +146,7 @@ LEASES = "lease/"
 """Of the keys that name the epochs taken so far, one each: `lease/000003` (orchestrator/run/identity.py)."""
 
 
+ON_A_NODE = "node-"
 CALLS, BATCHES = "calls/", "batches/"
 """Of the keys of what a step's calls make, and of what the orchestrator gives them: `calls/s000012.generate.1f...`,
 `batches/s000012/...`."""
@@ -154,6 +155,11 @@ CALLS, BATCHES = "calls/", "batches/"
 def made_in_a_step(key: str) -> bool:
     """Whether what lay there can be made again by repeating its step."""
     return key.startswith((CALLS, BATCHES))
+
+
+def on_a_node(key: str) -> bool:
+    """Whether what lies there is held by one node alone, as its name says (functions/weights/blobs.py)."""
+    return key.rpartition("/")[2].startswith(ON_A_NODE)
 
 
 def hint_key(function: str) -> str:

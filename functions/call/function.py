@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 from functions.base.wire import Call, Event, Load
 from functions.call.meter import LoadTime, Meter
 from functions.exchange.base import Exchange
+from functions.exchange.node import NodeExchange
 
 
 class FatalError(Exception):
@@ -63,6 +64,8 @@ class Context:
     meter: Meter = field(default_factory=Meter)
     """What the call spends its time on; it carries the trace that the call is part of."""
     loading: LoadTime = field(default_factory=LoadTime)
+    node: NodeExchange | None = None
+    """The tier that this node has over the exchange."""
 
     def cut_requested(self) -> bool:
         return self.cut.is_set()

@@ -257,6 +257,8 @@ class TrainParams:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: matrix products in bfloat16, published weights too; the optimizer works on float32 master weights."""
     gradient_checkpointing: bool = False
+    durable_state: bool = True
+    """Whether the store has the optimizer's state when the call ends; else the node's tier, where there is one."""
     lora: LoraParams | None = None
 
     def __post_init__(self) -> None:

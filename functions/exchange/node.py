@@ -1,6 +1,7 @@
 """A node's own copies of what lies in a durable store: written or read here once, the next reader finds it on its disk.
 
     put   content-named --> store, then a file         get   file, checked --else--> store, then a file
+    hold  content-named --> a file alone
     any other key       --> store                      a miss, a file that is altered, a full disk: as without this tier
 
 Content-named are keys that end in the checksum of their value (`shard-00000.<xxh3-128>`, functions/weights/blobs.py):
@@ -21,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from functions.base.wire import Ref
-from functions.exchange.base import Buffer, Corrupt, Exchange, ExchangeError, NotFound, checksum
+from functions.exchange.base import Buffer, Corrupt, Exchange, ExchangeError, NotFound, checksum, views
 from functions.exchange.directory import FOOTER_BYTES, DirectoryExchange
 
 ADDRESSED = re.compile(r".*\.([0-9a-f]{32})")
@@ -35,6 +36,12 @@ def with_node(store: Exchange, job: str) -> Exchange:
     """`store` with the tier that this process's node has for `job`; without one, `store`."""
     directory, limit_gb = os.environ.get(DIRECTORY, ""), float(os.environ.get(LIMIT_GB, "0"))
     return NodeExchange(store, Path(directory) / job, int(limit_gb * 1e9)) if directory and limit_gb else store
+
+
+def node_of(exchange: Exchange) -> NodeExchange | None:
+    """The tier over the store where what has to last lies, if there is one."""
+    store = exchange.durable
+    return store if isinstance(store, NodeExchange) else None
 
 
 class NodeExchange:
@@ -54,11 +61,22 @@ class NodeExchange:
     def durable(self) -> Exchange:
         return self
 
+    @property
+    def identity(self) -> str:
+        """The same in all processes, pods among them, that have this directory."""
+        found = self.directory.stat()
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}.{found.st_dev}.{found.st_ino}"
+
     def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
         ref = self.store.put(key, data, lifetime_s=lifetime_s)
         if ref.checksum == _content(key):
             self._keep(ref.checksum, data, ref.size_bytes)
         return ref
+
+    def hold(self, key: str, data: Buffer | Sequence[Buffer]) -> bool:
+        """A copy alone, of what may be lost with this node: the store gets nothing. Whether it could be kept."""
+        content = _content(key)
+        return content is not None and self._keep(content, data, sum(view.nbytes for view in views(data)))
 
     def put_if_absent(
         self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None
@@ -138,11 +156,13 @@ class NodeExchange:
         log.warning("node tier: %s; it is removed, and read from the store", why)
         (self.directory / name).unlink(missing_ok=True)
 
-    def _keep(self, name: str, data: Buffer | Sequence[Buffer], size_bytes: int) -> None:
+    def _keep(self, name: str, data: Buffer | Sequence[Buffer], size_bytes: int) -> bool:
         if self._files is not None and size_bytes <= self.limit_bytes:
             with self._tried("written", name):
                 self._make_room(size_bytes)
                 self._files.put(name, data)
+                return True
+        return False
 
     def _make_room(self, size_bytes: int) -> None:
         """For so many bytes more. Two writers at a time may go beyond the limit by what both write."""

@@ -57,13 +57,17 @@ def exact(response: str, truth: str) -> bool:
 
 def number(response: str, truth: str) -> bool:
     found = NUMBER.findall(response[-TAIL_CHARACTERS:])
-    return bool(found) and same(found[-1], truth)
+    return bool(found) and same(found[-1], _final(truth))
 
 
 def gsm8k(response: str, truth: str) -> bool:
-    """`truth` may be the number or a whole GSM8K solution that ends in `#### number`."""
     found = re.findall(r"####\s*(-?\$?[\d.,]+)", response[-TAIL_CHARACTERS:])
-    return bool(found) and same(found[-1], truth.rpartition("####")[2])
+    return bool(found) and same(found[-1], _final(truth))
+
+
+def _final(truth: str) -> str:
+    """The right number: `truth` may be a whole GSM8K solution that ends in `#### number`."""
+    return truth.rpartition("####")[2]
 
 
 def boxed(response: str, truth: str) -> bool:

@@ -27,6 +27,7 @@ from functions.call import userfile
 from functions.call.function import Cancelled, Context, FatalError, Function, ReplicaBroken, RetryableError
 from functions.call.meter import LoadTime, Meter
 from functions.exchange.base import Buffer, Corrupt, Exchange, NotFound, Unavailable, Unsuitable
+from functions.exchange.node import node_of
 
 VALUES_LIFETIME_S = 2 * 86400.0
 LOG_LIFETIME_S = 86400.0
@@ -164,7 +165,7 @@ class Attempt:
             log.warning("%s", error)
             return self._error("retryable", " ".join(str(error).split()), **_store_marks(error))
         except (Corrupt, Unsuitable) as error:  # wrong, not away
-            return self._error("fatal", " ".join(str(error).split()))
+            return self._error("fatal", " ".join(str(error).split()), **_store_marks(error))
         except Exception as error:
             log.exception("%s", userfile.describe(error))
             return self._error("retryable", userfile.describe(error), **_store_marks(error))
@@ -193,8 +194,9 @@ class Attempt:
                 folder = f"{self.call.prefix}{secrets.token_hex(4)}/"
                 own = OwnFolder(exchange, self.call.prefix, folder, self.meter)
                 context = Context(
-                    own, scratch, iter(prior), self.cut, self.cancelled, self.progress.update, self.meter, self.loading
-                )
+                    own, scratch, iter(prior), self.cut, self.cancelled, self.progress.update, self.meter, self.loading,
+                    node_of(exchange),
+                )  # fmt: skip
                 try:
                     self._once(function(), record, context, prior)
                     return "done"

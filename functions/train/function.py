@@ -103,7 +103,12 @@ class TrainFunction:
                 manifest = published() if ranks is None else self._train(call, params, feed, version, context, ranks)
         assert manifest is not None
         waited = {} if feed is None else {"waited_s": feed.waited_s}
-        told = {**manifest.trainer["result"], **waited, "memory": self._memory}
+        told = {
+            **manifest.trainer["result"],
+            **waited,
+            "memory": self._memory,
+            "durable": manifest.trainer.get("durable", True),
+        }
         yield Event("done", None, {"version": manifest.version.to_json(), **told})
 
     def _train(
@@ -146,7 +151,7 @@ class TrainFunction:
             result["mismatch"] = context.exchange.durable.put(f"{call.prefix}mismatch", mismatch.encode()).to_json()
         assert made is not None, "a feed that was read to its end has said what the version is called"
         with context.phase("publish"):
-            manifest, after = publish_state(state, made, carry, result, context)
+            manifest, after = publish_state(state, made, carry, result, context, durable=params.durable_state)
         self._held = after if alone else None
         return manifest
 

@@ -24,8 +24,9 @@ from transformers import PreTrainedModel
 from functions.algorithms.truncation import WHOLE, Truncation
 from functions.models.forward import Head, all_states, pack_logprobs, pack_values
 from functions.models.packing import Pack
-from functions.models.pretrained import lm_head
+from functions.models.pretrained import backbone, lm_head
 from functions.train.pipeline import Passes, Stage, execute, forwards, one_f_one_b
+from functions.train.tensor_parallel import TokenShare, split_layers
 
 PACKS_PER_RANK = 2
 """Packs are made small enough that each rank gets about so many: their loads can then be balanced."""
@@ -38,6 +39,8 @@ class Forward(nn.Module):
     def __init__(self, model: PreTrainedModel, head: Head | None) -> None:
         super().__init__()
         self.model = model
+        self.tp: DeviceMesh | None = None
+        """The ranks that share the layers."""
         self.stage: Stage | None = None
         """Of a pipeline."""
         self.policy = head is not None
@@ -52,6 +55,15 @@ class Forward(nn.Module):
         """
         if self.stage is not None and not self.stage.last:
             return (all_states(self.model, pack, inputs),)
+        if self.tp is not None:
+            tokens = TokenShare.of(pack, self.tp)
+            own = self._outputs(tokens.pack(pack), temperature, truncation, inputs=inputs, **tokens.options(more))
+            return tokens.gather(own)
+        return self._outputs(pack, temperature, truncation, inputs=inputs, **more)
+
+    def _outputs(
+        self, pack: Pack, temperature: float, truncation: Truncation, inputs: Tensor | None, **more: Any
+    ) -> tuple[Tensor, ...]:
         if not self.policy:
             return (pack_values(self.model, pack, inputs).clone(),)  # FSDP2 hooks on to outputs, which may be no views
         layer = lm_head(self.model)
@@ -60,7 +72,11 @@ class Forward(nn.Module):
 
 
 def shard(forward: Forward, mesh: DeviceMesh) -> None:
-    """Each parameter to 1/N on every rank of `mesh`, one unit per transformer layer and one for the rest."""
+    """Each parameter to 1/N on every rank of `mesh` (gang.py), one unit per transformer layer and one for the rest.
+
+    With tp a layer's parameters are divided over tp first, then over dp; those of embedding and head over both at once.
+    """
+    dp, rest = mesh["dp"], mesh["dp"]
     unit_names = set(forward.model._no_split_modules or ())
     layers = [
         layer
@@ -69,12 +85,22 @@ def shard(forward: Forward, mesh: DeviceMesh) -> None:
         for layer in parent
         if type(layer).__name__ in unit_names
     ]
-    for module in (*layers, forward):
-        fully_shard(module, mesh=mesh)
+    if mesh["tp"].size() > 1:
+        forward.tp, rest = mesh["tp"], mesh["dp", "cp", "tp"]._flatten("dp_cp_tp")
+        split_layers(forward.model, mesh["tp"])
+        ends = {forward.model.get_input_embeddings(), forward.model.get_output_embeddings()}
+        layers += [child for child in backbone(forward.model).children() if _is_norm(child) and child not in ends]
+    for layer in layers:
+        fully_shard(layer, mesh=dp)
+    fully_shard(forward, mesh=rest)
     for unit in forward.modules():
         if isinstance(unit, FSDPModule):  # a sum: the losses are shares already (gloo knows no scaled sum)
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return bool(list(module.parameters(recurse=False)))
 
 
 def placed(tensor: Tensor, like: Tensor) -> Tensor:

@@ -62,19 +62,21 @@ def sharded_model(
         return None
     modules = {name: (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in sources}
     adapt(model)  # layers get other names, but stay the same modules
-    shard(forward, ranks.mesh["dp"])
+    shard(forward, ranks.mesh)
     forward._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device))  # type: ignore[no-untyped-call]
-    wanted = [entry for name, entry in sources.items() if entry is not None and name not in weights.masters]
+    parameters = {name: module.get_parameter(leaf) for name, (module, leaf) in modules.items()}
+    wanted = [
+        (entry, parameters[name])
+        for name, entry in sources.items()
+        if entry is not None and name not in weights.masters
+    ]
     with torch.no_grad():
         for name, entry in sources.items():
             if entry is None:
-                module, leaf = modules[name]
-                module.get_parameter(leaf).zero_()
+                parameters[name].zero_()
         with context.phase("fetch"):
             for name, rows in fetch_own(context.exchange, weights.manifest, wanted, ranks):
-                module, leaf = modules[name]
-                parameter = module.get_parameter(leaf)
-                parameter.copy_(placed(rows.to(parameter.dtype), parameter))
+                parameters[name].copy_(placed(rows.to(parameters[name].dtype), parameters[name]))
     return forward
 
 

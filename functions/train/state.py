@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from functions.base.wire import Json, Version
 from functions.call.function import Context, FatalError
 from functions.call.train_params import LoraParams, TrainParams
+from functions.exchange.node import NodeExchange
 from functions.models.forward import output_head
 from functions.models.lora import ADAPTER, adapter_tensors, add_adapters, load_adapters
 from functions.models.parked import tensors_in
@@ -101,8 +102,9 @@ def load(
     model = forward.model
     named, moments = trainable(model), dict[str, Tensor]()
     with context.phase("fetch"), torch.no_grad():
-        own_state = [entry for entry in manifest.state if entry.name.partition("/")[2] in named]
-        for name, rows in fetch_own(context.exchange, manifest, own_state, ranks):
+        owners = ((entry, named.get(entry.name.partition("/")[2])) for entry in manifest.state)
+        kept = [(entry, owner) for entry, owner in owners if owner is not None]
+        for name, rows in fetch_own(context.exchange, manifest, kept, ranks):
             parameter = named.get(name.removeprefix(MASTER))
             if parameter is None:
                 moments[name] = rows
@@ -148,7 +150,7 @@ def _whole_model(
         forward.stage = cut(model, ranks.mesh)
     adapt(model)
     if ranks.mesh is not None:
-        shard(forward, ranks.mesh["dp"])
+        shard(forward, ranks.mesh)
     return forward
 
 
@@ -172,10 +174,17 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def publish_state(
-    state: TrainState, version: Version, carry: dict[str, float], result: Json, context: Context
+    state: TrainState,
+    version: Version,
+    carry: dict[str, float],
+    result: Json,
+    context: Context,
+    *,
+    durable: bool = True,
 ) -> tuple[Manifest, TrainState | None]:
     """Weights, optimizer state and `result` (what a repeated call answers) as `version`, under one manifest.
 
+    Not `durable`: the optimizer's state is held on this node alone, where it has room.
     Also the state that has become that version; None where another attempt's counts, which may have other bits, and
     of a gang: each rank writes its own part there, and rank 0 the manifest of all of them.
     """
@@ -183,17 +192,19 @@ def publish_state(
     parent = read_manifest(exchange, state.version)
     delta, sizes = _changes(state, parent, weights, context)
     result = result | {"stats": result["stats"] | sizes}
+    node = None if durable else _node(context.node, ranks)
     moments = _own(_uncopied(_moments(state), state.forward), ranks)
-    written = write_blobs(exchange, version, tensors=weights, state=moments, delta=delta)
+    written = write_blobs(exchange, version, tensors=weights, state=moments, delta=delta, node=node)
     everyone = [Written.from_json(value) for value in ranks.in_mesh(ranks.gather(written.to_json()))]
     if ranks.rank:
         await_value(manifest_key(version), context)
         return read_manifest(exchange, version), None
+    trainer = {"optimizer_steps": state.optimizer.steps, "carry": carry, "result": result}
     manifest = commit(
         exchange,
         version,
         everyone,
-        trainer={"optimizer_steps": state.optimizer.steps, "carry": carry, "result": result},
+        trainer=trainer | {"durable": all(writer.durable for writer in everyone)},
         files=parent.files,
         parent=state.version,
         adapter=_adapter(state),
@@ -202,6 +213,12 @@ def publish_state(
         return manifest, None
     published = weights if state.structure.deltas else {}
     return manifest, replace(state, version=version, carry=carry, published=published)
+
+
+def _node(node: NodeExchange | None, ranks: Ranks) -> NodeExchange | None:
+    """`node`, where all ranks have the same."""
+    own = "" if node is None else node.identity
+    return node if all(value["node"] == own for value in ranks.gather({"node": own})) else None
 
 
 def _weights(state: TrainState) -> dict[str, Blob]:
@@ -217,9 +234,7 @@ def _weights(state: TrainState) -> dict[str, Blob]:
 def _uncopied(tensors: dict[str, Tensor], forward: Forward) -> dict[str, Tensor]:
     """Without what an earlier stage of a pipeline writes."""
     copied = None if forward.stage is None else forward.stage.copied
-    return {
-        n: t for n, t in tensors.items() if copied is None or n.removeprefix(MASTER).partition("/")[2] != copied != n
-    }
+    return {name: tensor for name, tensor in tensors.items() if name.rpartition("/")[2] != copied}
 
 
 def _own(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Blob]:

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from functions.base.wire import Json, Ref, Version
+from functions.base.wire import ON_A_NODE, Json, Ref, Version, on_a_node
 from functions.exchange.base import Exchange, checksum
+from functions.exchange.node import NodeExchange
 from functions.weights.manifest import (
     ITEM_BYTES,
     Adapter,
@@ -66,11 +67,14 @@ class Written:
     state: tuple[TensorPart, ...]
     delta: tuple[Ref, ...]
     keys: tuple[str, ...]
+    durable: bool = True
+    """Whether the state lies in the store, and not on this node alone."""
 
     def to_json(self) -> Json:
         kinds = {"tensors": self.tensors, "state": self.state}
         parts = {kind: [[*part.entry.to_json(), part.start] for part in found] for kind, found in kinds.items()}
-        return parts | {"delta": [ref.to_json() for ref in self.delta], "keys": list(self.keys)}
+        delta = [ref.to_json() for ref in self.delta]
+        return parts | {"delta": delta, "keys": list(self.keys), "durable": self.durable}
 
     @classmethod
     def from_json(cls, value: Json) -> Written:
@@ -78,7 +82,7 @@ class Written:
             return tuple(_part(*row) for row in rows)  # type: ignore[arg-type]  # as to_json has it
 
         delta = tuple(Ref.from_json(ref) for ref in value["delta"])
-        return cls(parts(value["tensors"]), parts(value["state"]), delta, tuple(value["keys"]))
+        return cls(parts(value["tensors"]), parts(value["state"]), delta, tuple(value["keys"]), value["durable"])
 
 
 def _part(
@@ -108,21 +112,27 @@ def publish_blobs(
 
 def write_blobs(
     exchange: Exchange, version: Version, *, tensors: Mapping[str, Blob], state: Mapping[str, Blob],
-    delta: Sequence[bytes] = (), shard_bytes: int = SHARD_BYTES,
+    delta: Sequence[bytes] = (), shard_bytes: int = SHARD_BYTES, node: NodeExchange | None = None,
 ) -> Written:  # fmt: skip
     """Puts the bytes that this writer has. Nobody sees them before a manifest names them.
 
     `delta`: the parts of what changed in `tensors` since the version's parent (delta.py).
+    `node`: where the state is held instead of in the store, as far as there is room.
     Shards and parts are named by their content, so no writer can overwrite another's bytes.
     """
     shards = _Shards(version.prefix, shard_bytes)
-    placed = [shards.add(blobs) for blobs in (tensors, state)]
+    placed = [shards.add(tensors)]
+    if node is not None:
+        shards.close()
+        shards.name = ON_A_NODE
+    placed.append(shards.add(state))
     shards.close()
+    held = {key for key in shards.values if node is not None and on_a_node(key) and node.hold(key, shards.values[key])}
     parts = {f"{version.prefix}delta.{checksum(part)}": part for part in delta}
     with ThreadPoolExecutor(TRANSFERS) as pool:
-        list(pool.map(lambda item: exchange.durable.put(*item), shards.values.items()))
+        list(pool.map(lambda key: exchange.durable.put(key, shards.values[key]), shards.values.keys() - held))
         refs = tuple(pool.map(lambda item: exchange.durable.put(*item), parts.items()))
-    return Written(shards.located(placed[0]), shards.located(placed[1]), refs, (*shards.values, *parts))
+    return Written(shards.located(placed[0]), shards.located(placed[1]), refs, (*shards.values, *parts), not held)
 
 
 def commit(
@@ -184,7 +194,7 @@ class _Shards:
     """Cuts a stream of tensors into shards. A shard's key has its content's hash, known only when it is full."""
 
     def __init__(self, prefix: str, limit: int) -> None:
-        self.prefix, self.limit = prefix, limit
+        self.prefix, self.limit, self.name = prefix, limit, "shard-"
         self.values: dict[str, list[memoryview]] = {}
         self._keys: list[str] = []
         self._open: list[memoryview] = []
@@ -209,7 +219,7 @@ class _Shards:
 
     def close(self) -> None:
         if self._size:
-            key = f"{self.prefix}shard-{len(self._keys):05d}.{checksum(*self._open)}"
+            key = f"{self.prefix}{self.name}{len(self._keys):05d}.{checksum(*self._open)}"
             self._keys.append(key)
             self.values[key] = self._open
             self._open, self._size = [], 0

@@ -77,7 +77,7 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens, *, loopback: bool) -> Fas
         tokens.check(request.headers.get("authorization"), "read")
 
     async def writes(request: Request, _scheme: Credentials) -> None:
-        tokens.check(request.headers.get("authorization"), "write")
+        request.state.token = tokens.check(request.headers.get("authorization"), "write")
 
     app.include_router(job_routes(jobs, Feeds(jobs), site, reads, writes))
     app.include_router(view_routes(jobs, reads))

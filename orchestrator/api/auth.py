@@ -1,7 +1,7 @@
-"""Bearer tokens from a file, one a line: `name read|write token`; `#` begins a comment.
+"""Bearer tokens from a file, one a line: `name read|write token` and its quota (quota.py); `#` begins a comment.
 
     dashboard  read   9b0c...
-    ci         write  51f4...
+    ci         write  51f4...   jobs=2 gpus=8 usd_per_day=100
 
 The file is read again when it changes, as a mounted Kubernetes secret does.
 
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from orchestrator.api.problems import ApiError
+from orchestrator.api.quota import UNLIMITED, Quota
 from orchestrator.base.errors import ConfigError, RunError
 
 Role = Literal["read", "write"]
@@ -33,6 +34,7 @@ class Token:
     name: str
     role: Role
     digest: bytes
+    quota: Quota = UNLIMITED
 
 
 def parse_tokens(text: str, where: str) -> list[Token]:
@@ -42,12 +44,13 @@ def parse_tokens(text: str, where: str) -> list[Token]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        if len(words) != 3 or words[1] not in ("read", "write"):
+        if len(words) < 3 or words[1] not in ("read", "write"):
             raise ConfigError(f"{where}:{number}: want `name read|write token`")
         if len(words[2]) < SHORTEST:
             raise ConfigError(f"{where}:{number}: the token of {words[0]!r} is shorter than {SHORTEST} characters")
         role: Role = "write" if words[1] == "write" else "read"
-        tokens.append(Token(words[0], role, _digest(words[2])))
+        quota = Quota.parse(words[3:], f"{where}:{number}: {words[0]}")
+        tokens.append(Token(words[0], role, _digest(words[2]), quota))
     if not tokens:
         raise ConfigError(f"{where}: holds no token; want lines of `name read|write token`")
     return tokens
@@ -94,6 +97,11 @@ class Tokens:
                 self._stamp = stamp
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self._path}: cannot be read: {error}") from error
+
+    def quota(self, name: str) -> Quota:
+        """Of the token of that name; one that is gone has none. Raises ConfigError."""
+        self._load()
+        return next((token.quota for token in self._tokens if token.name == name), UNLIMITED)
 
     def check(self, authorization: str | None, role: Role) -> str:
         """The name of the token in an Authorization header. Raises ApiError 401, or 403 for a role too low."""

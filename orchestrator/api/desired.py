@@ -22,7 +22,11 @@ class Desired:
     """The job's name as it was submitted; in its run directory the job is called by its id."""
     created_at: float
     """Unix seconds."""
+    owner: str = ""
+    """The name of the token that submitted it."""
     wanted: Wanted = "rest"
+    why: str = ""
+    """What it waits for, or why it was stopped, where its events do not say."""
     launches: int = 0
     launched_after: int | None = None
     """The last event's id when it was launched; None: to be launched."""

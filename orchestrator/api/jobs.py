@@ -21,6 +21,7 @@ import secrets
 import shutil
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -31,6 +32,7 @@ from functions.exchange.base import ExchangeError
 from orchestrator.api.desired import Desired
 from orchestrator.api.launch import OUTPUT, Launcher
 from orchestrator.api.problems import ApiError
+from orchestrator.api.quota import UNLIMITED, Quota, spent_usd
 from orchestrator.api.summary import Summary, SummaryFile
 from orchestrator.base.errors import OrchestratorError, RunError
 from orchestrator.job.config import JobConfig
@@ -85,8 +87,8 @@ class Job:
 class Jobs:
     """Thread-safe; every method blocks for file operations only, but those that ask the launcher."""
 
-    def __init__(self, runs: Path, launcher: Launcher, *, max_running: int) -> None:
-        self.runs, self.launcher, self.max_running = runs, launcher, max_running
+    def __init__(self, runs: Path, launcher: Launcher, *, max_running: int, quota: Callable[[str], Quota]) -> None:
+        self.runs, self.launcher, self.max_running, self.quota = runs, launcher, max_running, quota
         self.changed: threading.Event = threading.Event()
         """Set when `tick` has something to do before its time."""
         self._lock = threading.RLock()
@@ -104,11 +106,13 @@ class Jobs:
     def directory(self, job: str) -> Path:
         return self.runs / job
 
-    def submit(self, config: JobConfig, *, key: str | None, body: bytes) -> tuple[Job, bool]:
+    def submit(self, config: JobConfig, *, key: str | None, body: bytes, owner: str) -> tuple[Job, bool]:
         """The new job, and True; or the job that the same key has made before, and False.
 
-        Raises ApiError 422 for a key that came with another body.
+        Raises ApiError 422 for a key that came with another body, 403 for a job beyond its owner's quota.
         """
+        if (never := self.quota(owner).never(config)) is not None:
+            raise ApiError(403, f"the job {never}")
         with self._lock:
             id = unique_name(config.name)
             if key is not None:
@@ -116,7 +120,7 @@ class Jobs:
                 if known in self._ids():
                     return self.get(known), False
                 id = known
-            self._save(id, Desired(config.name, time.time(), "run"))
+            self._save(id, Desired(config.name, time.time(), owner, "run"))
             RunDirectory.create(self.directory(id), config.model_copy(update={"name": id}))
         self.changed.set()
         return self.get(id), True
@@ -182,7 +186,7 @@ class Jobs:
             job = self.get(id)
             if not job.settled or job.state == "succeeded":
                 raise ApiError(409, f"job {id} {_past(job.state)}; only one that failed or was cancelled goes on")
-            self._save(id, replace(job.desired, wanted="run", launched_after=None, restarts=0))
+            self._save(id, replace(job.desired, wanted="run", why="", launched_after=None, restarts=0))
         self.changed.set()
         return self.get(id)
 
@@ -194,7 +198,9 @@ class Jobs:
         """
         with self._lock:
             self._check_settled(id)
-            config = self.get(id).config
+            config, usd = self.get(id).config, _spent_usd(self.get(id))
+            if usd and self.quota(self.get(id).desired.owner).usd_per_day is not None:
+                raise ApiError(409, f"job {id} has spent ${usd:.2f} within 24 hours, which count until they are over")
             try:
                 lock = RunDirectory(self.directory(id)).lock()
             except RunError as error:  # a command has begun to work on it just now
@@ -244,9 +250,13 @@ class Jobs:
         with self._lock:
             self._alive = alive
             waiting: list[Job] = []
-            running = 0
-            for job in reversed(self.all()):
-                running += job.alive
+            found = self.all()[::-1]
+            running = [job for job in found if job.alive]
+            for job in running:
+                if job.desired.wanted == "run" and (why := self._reached(running, job, starts=False)):
+                    self._save(job.id, replace(job.desired, wanted="stop", why=why))
+                    self.launcher.stop(job.id)
+            for job in found:
                 if job.alive or job.desired.wanted == "rest":
                     continue
                 if job.over:
@@ -260,14 +270,30 @@ class Jobs:
                 else:
                     log.warning("job %s: its orchestrator was killed; it is started again", job.id)
                     waiting.append(replace(job, desired=replace(job.desired, restarts=job.desired.restarts + 1)))
-            for job in waiting[: max(0, self.max_running - running)]:
+            for job in waiting:
+                why = self._reached(running, job, starts=True)
+                if (why or "") != job.desired.why:
+                    self._save(job.id, replace(self._desired[job.id], why=why or ""))
+                if why is not None or len(running) >= self.max_running:
+                    continue
+                running.append(job)
                 try:
                     self._launch(job)
                 except RunError as error:  # counts as a restart: tried again at the next tick
                     log.error("job %s: %s", job.id, error)
 
+    def _reached(self, running: Sequence[Job], job: Job, *, starts: bool) -> str | None:
+        """What of its owner's quota keeps a job from starting beside those that run, or from going on."""
+        owner = job.desired.owner
+        if (quota := self.quota(owner)) == UNLIMITED:
+            return None
+        beside = [other.config for other in running if other.desired.owner == owner]
+        spent = sum(_spent_usd(other) for other in self.all() if other.desired.owner == owner)
+        why = quota.reached(beside, job.config if starts else None, spent)
+        return None if why is None else f"{owner}: {why}"
+
     def _launch(self, job: Job) -> None:
-        desired = replace(job.desired, launches=job.desired.launches + 1, launched_after=job.summary.last_id)
+        desired = replace(job.desired, why="", launches=job.desired.launches + 1, launched_after=job.summary.last_id)
         self._save(job.id, desired)
         self.launcher.start(job.id, desired.launches)
         self._alive |= {job.id}
@@ -288,6 +314,10 @@ class Jobs:
     def _save(self, id: str, desired: Desired) -> None:
         desired.write(self.directory(id))
         self._desired[id] = desired
+
+
+def _spent_usd(job: Job) -> float:
+    return spent_usd(job.summary, None if job.now is None else job.now["usd"], time.time())
 
 
 def _past(state: State) -> str:

@@ -23,6 +23,7 @@ class JobView(BaseModel):
     step: int | None = Field(description="Last committed step; null before step 0 is")
     steps: int
     created_at: float
+    submitted_by: str = Field(description="The name of the token; empty for a run of the command line")
     started_at: float | None
     ended_at: float | None
     cost_usd: float | None = Field(description="As of the last committed step")
@@ -37,7 +38,7 @@ class JobView(BaseModel):
     last_event: int = Field(description="Id of its last event")
     sample_failures: int = Field(description="Samples that were dropped because their scorer failed")
     can: list[Literal["cancel", "resume", "delete"]] = Field(description="What may be asked of it now")
-    message: str | None = Field(description="Why it has failed or was cancelled")
+    message: str | None = Field(description="Why it waits, has failed or was stopped")
 
 
 class JobDetail(JobView):
@@ -75,6 +76,7 @@ def view(job: Job) -> dict[str, Any]:
         "step": summary.step,
         "steps": job.config.steps,
         "created_at": job.desired.created_at,
+        "submitted_by": job.desired.owner,
         "started_at": summary.started_at,
         "ended_at": None if summary.end is None or not job.settled else summary.end.time,
         "cost_usd": summary.cost_usd,
@@ -89,5 +91,5 @@ def view(job: Job) -> dict[str, Any]:
         "last_event": summary.last_id,
         "sample_failures": summary.sample_failures,
         "can": _can(job),
-        "message": summary.message if job.settled else None,
+        "message": job.desired.why or (summary.message if job.settled else None),
     }

@@ -69,7 +69,9 @@ def job_routes(
         config = await asyncio.to_thread(
             read_job, body, content_type, roots=site.roots, defaults=site.defaults, here=site.here
         )
-        job, new = await asyncio.to_thread(jobs.submit, config, key=idempotency_key, body=body)
+        job, new = await asyncio.to_thread(
+            jobs.submit, config, key=idempotency_key, body=body, owner=request.state.token
+        )
         response.status_code = 201 if new else 200
         response.headers["Location"] = f"/v1/jobs/{job.id}"
         return detail(job)

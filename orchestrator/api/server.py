@@ -62,7 +62,7 @@ def build(options: ServeOptions) -> FastAPI:
         launcher = KubernetesLauncher.connect(runs, options.job_template)
     tokens = Tokens(options.tokens or own_token(runs))
     site = Site([*roots, runs / FILES], defaults, here=options.job_template is None)
-    jobs = Jobs(runs, launcher, max_running=options.max_running)
+    jobs = Jobs(runs, launcher, max_running=options.max_running, quota=tokens.quota)
     return create_app(jobs, site, tokens, loopback=is_loopback(options.host))
 
 

@@ -6,7 +6,8 @@ OrchestratorError
 ├── RunError           the run directory, or a job that cannot go on (exit code 1)
 │   ├── Fenced         another orchestrator has taken the run over
 │   ├── Away           something that the job depends on does not answer: waited for (outages.py)
-│   └── ValueLost      a value of the step at work is gone: what made it is repeated (run/lost.py)
+│   ├── ValueLost      a value of the step at work is gone: what made it is repeated (run/lost.py)
+│   └── StateLost      what training goes on from is gone with its node: the job goes back to the last durable step
 └── CallFailed         a function's call failed for good (exit code 1)
 """
 
@@ -52,6 +53,15 @@ class ValueLost(RunError):
     def __init__(self, key: str, message: str) -> None:
         super().__init__(message)
         self.key = key
+
+
+class StateLost(RunError):
+    """Steps were committed whose state one node alone held, and has lost."""
+
+    def __init__(self, step: int, message: str) -> None:
+        super().__init__(message)
+        self.step = step
+        """The last one that is durable."""
 
 
 class CallFailed(OrchestratorError):

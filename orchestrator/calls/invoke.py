@@ -21,7 +21,7 @@ from typing import Literal, cast
 
 from opentelemetry.trace import Span
 
-from functions.base.wire import Call, Event, Ref, made_in_a_step
+from functions.base.wire import Call, Event, Ref, made_in_a_step, on_a_node
 from functions.call.meter import Told
 from orchestrator.base.errors import Away, CallFailed, ValueLost
 from orchestrator.base.outages import Outages
@@ -145,12 +145,12 @@ class Invoker:
                     if event.kind == "done":
                         return
             reason = str(attempt.error.get("message", "no message"))
+            if made_in_a_step(lost := str(attempt.error.get("lost", ""))) or on_a_node(lost):
+                raise ValueLost(lost, f"{function}, call {call.id}: {reason}")
             if attempt.error.get("kind") == "fatal":
                 raise CallFailed(f"{function}, call {call.id}: {reason}")
             if "away" in attempt.error:
                 raise Away(str(attempt.error["away"]), f"{function}, call {call.id}: {reason}")
-            if made_in_a_step(lost := str(attempt.error.get("lost", ""))):
-                raise ValueLost(lost, f"{function}, call {call.id}: {reason}")
             raise CallLost(reason)
         except (Away, CallFailed, CallLost, ValueLost) as error:
             span.end(attempt.replica, str(error))

@@ -9,6 +9,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.commands.arguments import run_path
+
 HELP = "serve a model or a run's policy over OpenAI's API"
 EXAMPLE = "rlhf-orchestrate serve-model runs/arithmetic"
 
@@ -23,7 +25,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 def model(parser: ArgumentParser) -> None:
     """What `chat` and `sample` take too."""
-    parser.add_argument("model", help="a Hugging Face directory, an id of the Hub, or a run directory")
+    parser.add_argument("model", help="a Hugging Face directory, an id of the Hub, or a run (directory or name)")
     parser.add_argument("--replicas", type=int, default=1, help="replicas at most (default: 1)")
     parser.add_argument("--slots", type=int, help="samples that a replica decodes at a time (default: 64)")
     parser.add_argument("--engine", choices=("auto", "torch", "transformers", "vllm"), help="default: auto")
@@ -42,8 +44,9 @@ def options(given: Namespace) -> Any:
     from orchestrator.api.gateway.start import Options
 
     return Options(
-        given.model, getattr(given, "name", None), given.replicas, given.slots, given.engine, given.dtype, given.idle_s
-    )
+        str(run_path(given.model)), getattr(given, "name", None), given.replicas, given.slots, given.engine,
+        given.dtype, given.idle_s,
+    )  # fmt: skip
 
 
 def settings(given: Namespace) -> dict[str, Any]:

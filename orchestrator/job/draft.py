@@ -169,7 +169,10 @@ def _score(rows: Sequence[Row], truths: Sequence[str]) -> tuple[str, str]:
     if len(truths) < len(rows):
         return "reward.py:compute_score", "rows without a right answer: score responses there"
     if "gsm8k" in source or all("####" in truth for truth in truths):
-        return "rule:gsm8k", "right answers end in #### NUMBER"
+        return (
+            "rule:number",
+            "right answers end in #### NUMBER: the response's last one counts (rule:gsm8k: after ####)",
+        )
     if "math" in source or all("\\boxed" in truth for truth in truths):
         return "rule:boxed", "what the last \\boxed{} holds"
     if all(NUMBER.fullmatch(truth.strip()) for truth in truths):

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import JobConfig
-from orchestrator.job.roles import BY_NAME, ROLES, Role, roles_of
+from orchestrator.job.roles import ROLES, Role, roles_of
 from orchestrator.planner.base import TAIL, FunctionLimits
 from orchestrator.planner.devices import device, kv_capacity_tokens
 from orchestrator.planner.model_shape import read_shape
@@ -120,25 +120,6 @@ def check_split(job: JobConfig) -> None:
             raise ConfigError(
                 f"functions.{name}.gpus: got {gpus} for the model's {heads} attention heads (wants {fit})"
             )
-
-
-def check_parallel(job: JobConfig, specs: Sequence[FunctionSpec]) -> None:
-    """Raises ConfigError for a mesh that a function's kind, its replicas or its model do not allow."""
-    for role in (BY_NAME[spec.name] for spec in specs):
-        config = job.function(role.name)
-        mesh, where = config.parallel.mesh, f"functions.{role.name}.parallel"
-        if mesh.size == 1:
-            continue
-        if role.kind == "generate":
-            raise ConfigError(f"{where}: a replica that generates is split by its `gpus` (vLLM's tensor parallel size)")
-        if role.kind != "train" and (mesh.size > mesh.tp or role.kind == "environment"):
-            raise ConfigError(f"{where}: {role.name} knows {'no mesh' if role.kind == 'environment' else 'tp alone'}")
-        try:
-            mesh.dp(config.replicas)
-            path = model_directory(job, role.model)[1] / "config.json"
-            mesh.check(json.loads(path.read_bytes()), lora=role.objective == "policy" and job.model.lora_rank > 0)
-        except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from None
 
 
 def _context(job: JobConfig) -> int | None:

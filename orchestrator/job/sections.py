@@ -239,6 +239,9 @@ class LimitsConfig(Section):
 class CheckpointConfig(Section):
     keep: int = Field(2, ge=1)
     """Versions of weights and optimizer state that are kept, the newest among them."""
+    state_every: int = Field(1, ge=1)
+    """The optimizer's state goes to the store every so many steps, and with the last one; in between the node that has
+    trained keeps it (with S3 and a node agent). With the node the steps since then are lost, and are made again."""
     best: str | None = None
     """A metric of validation, for example `val-core/gsm8k/acc/mean@1`: the version that is highest in it is kept, and
     is the job's model at its end. None: the last version is."""

@@ -5,7 +5,8 @@
 A record has three parts:
     history   what the job is: weights' digests, data cursor, metrics of learning. In the deterministic mode it is the
               same, byte for byte, however often the job was killed. The parent's checksum is of this part.
-    pointers  where it lies: the versions (with the calls that made them); in record 0 whose it is (identity.py)
+    pointers  where it lies: the versions (with the calls that made them), what of it would outlive its node; in record
+              0 whose it is (identity.py)
     observed  what this execution saw: timings, cost. Differs between runs.
 
 The conditional put is the fence: of two orchestrators, one commits a step and the other learns that it is stale.
@@ -24,6 +25,10 @@ from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.run.identity import JOURNAL, RunIdentity
 
 
+def record_key(step: int) -> str:
+    return f"{JOURNAL}{step:06d}.json"
+
+
 @dataclass(frozen=True)
 class Record:
     step: int
@@ -35,7 +40,7 @@ class Record:
 
     @property
     def key(self) -> str:
-        return f"{JOURNAL}{self.step:06d}.json"
+        return record_key(self.step)
 
     @property
     def checksum(self) -> str:
@@ -45,6 +50,12 @@ class Record:
     def versions(self) -> dict[str, Version]:
         """The newest version of each model as of this step."""
         return {model: Version.from_json(value) for model, value in self.pointers["versions"].items()}
+
+    @property
+    def durable(self) -> int:
+        """The newest step, up to this, whose models are in the store with all that training goes on from; what came
+        after it is lost with the node that holds the rest (checkpoints.state_every)."""
+        return int(self.pointers.get("durable", self.step))
 
     def encode(self) -> bytes:
         value = {"step": self.step, "parent": self.parent, "history": self.history, "pointers": self.pointers}
@@ -97,3 +108,9 @@ class Journal:
             raise Fenced(f"{record.key}: another orchestrator has committed this step; this one stops")
         self.records.append(record)
         return record
+
+    async def roll_back(self, step: int) -> None:
+        """Takes back the records after `step`, the newest first: what is left is a journal at any moment."""
+        while len(self.records) > step + 1:
+            await self._store.delete(self.records[-1].key)
+            self.records.pop()

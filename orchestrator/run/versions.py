@@ -73,12 +73,12 @@ async def digests(store: AsyncExchange, versions: Mapping[str, Version]) -> dict
 
 
 async def keep(
-    store: AsyncExchange, history: Sequence[dict[str, Version]], count: int, best: Mapping[str, Version]
+    store: AsyncExchange, history: Sequence[dict[str, Version]], count: int, also: Sequence[Mapping[str, Version]]
 ) -> None:
     """Deletes all but the newest `count` committed versions of each trained model, the one the job started from and
-    the `best`."""
+    `also` these."""
     for model in history[-1]:
-        used = {v for versions in (history[0], best, *history[-count:]) for v in versions.values() if v.model == model}
+        used = {v for versions in (history[0], *also, *history[-count:]) for v in versions.values() if v.model == model}
         if used:
             await store.run(partial(keep_only, store.exchange, model, used))
 

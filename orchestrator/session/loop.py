@@ -23,9 +23,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from functions.base.wire import Version
+from functions.base.wire import Version, made_in_a_step
 from functions.call.train_params import TrainParams
-from orchestrator.base.errors import RunError, ValueLost
+from orchestrator.base.errors import RunError, StateLost, ValueLost
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
 from orchestrator.calls.tracing import Tracing
@@ -88,6 +88,7 @@ class Loop:
     limits: Mapping[str, FunctionLimits]
     settings: Mapping[str, TrainParams]
     """What the train calls of each model get (orchestrator/recipes/settings.py)."""
+    state_every: int
     cost: Callable[[], Cost]
     on_plan: Callable[[int, StepPlan], None]
     """Before a step's work begins."""
@@ -100,7 +101,9 @@ class Loop:
 
     def __post_init__(self) -> None:
         options = recipe_options(self.job, self.recipe)
-        self.execution = Execution(self.job, self.settings, options, self.epoch, self.store, self.fleet)
+        self.execution = Execution(
+            self.job, self.settings, options, self.state_every, self.epoch, self.store, self.fleet
+        )
         trains = {name: limit.gpus for name, limit in self.limits.items() if BY_NAME[name].kind == "train"}
         self.utilization = Utilization(self.job, trains)
         self.preload = Preload(self.store, self.limits, self.settings["actor"].kl, self.epoch)
@@ -146,6 +149,8 @@ class Loop:
                 if again == LOSSES:
                     raise
                 lost += _leaves(losses)
+            if gone := next((loss.key for loss in lost if not made_in_a_step(loss.key)), None):
+                raise StateLost(self.last.durable, f"step {number}: {gone} is gone")
             calls = await forget_lost(self.store, number)
             self.fleet.invoker.note(
                 f"step {number}: begun again, as {lost[0].key} is gone; results of {calls} calls are made again"
@@ -248,6 +253,7 @@ class Loop:
         before: Cost,
     ) -> None:
         number = len(self.journal.records)
+        durable = self._durable(number, versions, report)
         stop_s, cost = now_s(), self.cost()
         learned = {"training/global_step": float(number), "training/epoch": float(cursor.epoch)} | report.metrics
         await self.on_report(number, report)
@@ -258,7 +264,8 @@ class Loop:
                 "data": self.prompts.digest,
                 "metrics": learned,
             },
-            pointers={"versions": {model: version.to_json() for model, version in versions.items()}},
+            pointers={"versions": {model: version.to_json() for model, version in versions.items()}}
+            | ({} if durable == number else {"durable": durable}),
             observed={
                 "metrics": observed_metrics(report, cost - before, start_s, stop_s) | self.utilization.of(report.calls),
                 "cost_usd": cost.usd,
@@ -267,10 +274,19 @@ class Loop:
         self.on_commit(StepResult(record, report, plan, start_s, stop_s))
         records, metric = self.journal.records, self.job.checkpoints.best
         best = best_record(records, metric) if metric is not None else None
-        wanted = [r.versions for r in records]
-        await model_versions.keep(self.store, wanted, self.job.checkpoints.keep, best.versions if best else {})
+        wanted, also = [r.versions for r in records], [records[durable], *([best] if best else ())]
+        await model_versions.keep(self.store, wanted, self.job.checkpoints.keep, [r.versions for r in also])
         for prefix in (f"calls/s{number:06d}.", f"batches/s{number:06d}/"):
             await self.store.delete(prefix)
+
+    def _durable(self, number: int, versions: Mapping[str, Version], report: StepReport) -> int:
+        """The newest step whose models the store has whole, with the one that is about to be committed."""
+        if not number:
+            return 0
+        before = self.journal.records[self.last.durable].versions
+        others = {model: version for model, version in versions.items() if model not in report.trained}
+        whole = report.durable and all(before[model] == version for model, version in others.items())
+        return number if whole else self.last.durable
 
 
 def now_s() -> float:

@@ -1,24 +1,26 @@
 """A job from Python: what `rlhf-orchestrate run` does, for scripts and notebooks.
 
-from orchestrator import train
+from orchestrator import run
 
 def score(data_source, solution_str, ground_truth, extra_info=None):
     return float(ground_truth in solution_str)
 
 if __name__ == "__main__":                         # functions import this file for `score`
-    model = train({
+    job = run({
         "name": "first", "steps": 20, "model": {"path": "Qwen/Qwen2.5-0.5B-Instruct"},
         "data": {"train": "train.jsonl"}, "reward": {"score": score},
     })
+    for event in job:
+        print(event.type, event.data)
+    print(job.wait())
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from orchestrator.base.errors import ConfigError, DataError
@@ -26,63 +28,102 @@ from orchestrator.job.config import JobConfig, apply_override, load_job, parse_j
 from orchestrator.job.paths import CODE
 from orchestrator.recipes.base import Recipe
 from orchestrator.run.directory import RunDirectory
+from orchestrator.run.events import FILE, RunEvent, read_events
 from orchestrator.session import session
-from orchestrator.session.view import NoView, View
+from orchestrator.session.carried import place_of
+from orchestrator.session.open_platform import check_machine
+from orchestrator.session.view import NoView
+
+RUNS = Path("runs")
+LOOK_EVERY_S = 0.1
 
 
-def train(
-    job: Mapping[str, Any] | str | Path,
-    overrides: Sequence[str] = (),
-    *,
-    run_dir: str | Path | None = None,
-    view: View | None = None,
-) -> Path:
-    """Runs a job to its end and returns the directory of its model; all that it leaves is in its run directory.
+class Running:
+    """A job at work in a thread of this process. Iterated it gives what happens, from the start, until the job is over
+    (orchestrator/run/events.py has the types of events and their data)."""
 
-    job: a job file, or what one says as a dict (paths relative to the working directory). In a dict, `recipe`,
-    `reward.score`, `algorithm.loss` and `algorithm.advantage` may be functions of a file.
-    overrides: `key.path=value`; run_dir: None for `runs/<name>`; `orchestrator.session.session` has `resume`'s parts.
+    def __init__(self, run: session.Run) -> None:
+        self.path = run.directory.path
+        """The run directory."""
+        self._run = run
+        self._loop = asyncio.new_event_loop()
+        self._task = self._loop.create_task(session.ended(run, NoView()))
+        self._thread = Thread(target=self._work, name=f"job {run.job.name}")
+        self._thread.start()
 
-    Raises ConfigError or DataError for a job that cannot run, RunError, CallFailed where it ends early: what is
-    committed stays, and `rlhf-orchestrate resume` goes on. Where an event loop runs already (a notebook), it works in a
-    thread of its own.
-    """
-    prepared = session.prepare(_job(job, overrides))
-    directory = RunDirectory.create(Path(run_dir or Path("runs") / prepared.job.name), prepared.named)
-    run = session.Run(prepared, directory)
-    try:
+    def __iter__(self) -> Iterator[RunEvent]:
+        """Raises what ended the job early: RunError, CallFailed, or Stopped."""
+        end, working = 0, True
+        while working:
+            working = self._alive(LOOK_EVERY_S if end else 0.0)
+            events, end = read_events(self.path / FILE, start=end)
+            yield from events
+        self.wait()
+
+    def wait(self) -> Path:
+        """The directory of its model (of the run, with 0 steps), once it is over. Raises as iterating does."""
+        while self._alive(None):
+            pass
+        return self._task.result()
+
+    def stop(self) -> None:
+        """Ends it in order: functions go to zero, what is committed stays."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def _alive(self, timeout_s: float | None) -> bool:
         try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return session.train(run, view or NoView())
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(session.train, run, view or NoView()).result()
-    except (ConfigError, DataError):  # found out late: the mended job may have its place
-        directory.discard(prepared.job)
-        raise
+            self._thread.join(timeout_s)
+        except KeyboardInterrupt:
+            self.stop()
+            self._thread.join()
+            raise
+        return self._thread.is_alive()
+
+    def _work(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(asyncio.wait([self._task]))
+        if isinstance(self._task.exception(), ConfigError | DataError):  # found late: the mended job may have its place
+            self._run.directory.discard(self._run.job)
 
 
-def _job(job: Mapping[str, Any] | str | Path, overrides: Sequence[str]) -> JobConfig:
+def run(
+    job: Mapping[str, Any] | str | Path, overrides: Sequence[str] = (), *, run_dir: str | Path | None = None
+) -> Running:
+    """Begins a job, and returns at once; all that it leaves is in its run directory.
+
+    job: a job file, or what one says as a dict (paths relative to the working directory). In a dict, the keys that may
+    be `<file.py>:<name>` may be functions, too: of a file, or of a notebook's cell (orchestrator/session/carried.py).
+    overrides: `key.path=value`; run_dir: None for `runs/<name>`.
+
+    Raises ConfigError or DataError for a job that cannot run, RunError where there is a run already.
+    """
+    parsed, path = _job(job, overrides, None if run_dir is None else Path(run_dir))
+    prepared = session.prepare(parsed)
+    check_machine(prepared.job, prepared.specs)
+    return Running(session.Run(prepared, RunDirectory.create(path, prepared.named)))
+
+
+def _job(job: Mapping[str, Any] | str | Path, overrides: Sequence[str], run_dir: Path | None) -> tuple[JobConfig, Path]:
+    """The job, and its run directory."""
     if not isinstance(job, Mapping):
-        return load_job(Path(job), overrides)
+        parsed = load_job(Path(job), overrides)
+        return parsed, run_dir or RUNS / parsed.name
     table = {key: dict(value) if isinstance(value, Mapping) else value for key, value in job.items()}
-    for section, key in CODE:
-        holder = table.get(section) if section else table
-        if isinstance(holder, dict) and (isinstance(holder.get(key), Recipe) or callable(holder.get(key))):
-            holder[key] = _place(f"{section}.{key}".lstrip("."), holder[key])
     for override in overrides:
         apply_override(table, override)
-    return parse_job(table, base=Path.cwd())
+    path = run_dir or RUNS / str(table.get("name"))
+    for section, key in CODE:
+        holder = table.get(section) if section else table
+        if isinstance(holder, dict) and key in holder:
+            holder[key] = _named(f"{section}.{key}".lstrip("."), holder[key], path / "code")
+    return parse_job(table, base=Path.cwd()), path
 
 
-def _place(key: str, code: Recipe | Callable[..., Any]) -> str:
-    """`<file.py>:<name>` of a function at the top of a file. Raises ConfigError for another one."""
-    function = code.dataflow if isinstance(code, Recipe) else code
-    name = getattr(function, "__qualname__", repr(function))
-    try:
-        file = inspect.getsourcefile(function)
-    except TypeError:
-        file = None
-    if not name.isidentifier() or file is None or not Path(file).is_file():
-        raise ConfigError(f"{key}: {name} is not at the top of a file: functions elsewhere could not import it")
-    return f"{Path(file).resolve()}:{name}"
+def _named(key: str, value: Any, code: Path) -> Any:
+    """`value` with each function in it as `<file.py>:<name>`."""
+    if isinstance(value, list | tuple):
+        return [_named(key, one, code) for one in value]
+    if isinstance(value, Mapping):
+        return {name: _named(f"{key}.{name}", one, code) for name, one in value.items()}
+    return place_of(key, value, code) if isinstance(value, Recipe) or callable(value) else value

@@ -9,22 +9,22 @@ import asyncio
 import logging
 import os
 import signal
-import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from functions.call.train_params import TrainParams
 from functions.exchange.base import Exchange
-from orchestrator.base.errors import RunError, Stopped
+from orchestrator.base.errors import RunError, StateLost, Stopped
 from orchestrator.base.outages import Outages
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
 from orchestrator.calls.invoke import Invoker, RetryPolicy, Timeouts
 from orchestrator.job.checks import check_code, check_options, check_tests, check_turns
 from orchestrator.job.config import JobConfig
-from orchestrator.job.functions import check_parallel, check_room, check_split, function_limits, function_specs
+from orchestrator.job.functions import check_room, check_split, function_limits, function_specs
 from orchestrator.job.located import localized, pinned
+from orchestrator.job.mesh import check_meshes
 from orchestrator.job.prompts import PromptSource
 from orchestrator.planner.base import Planner
 from orchestrator.planner.scaling import Unmet
@@ -34,7 +34,7 @@ from orchestrator.recipes.settings import job_models, recipe_options, train_sett
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.events import EventLog, first_failure, open_events
 from orchestrator.run.identity import take_lease
-from orchestrator.run.journal import Journal
+from orchestrator.run.journal import Journal, record_key
 from orchestrator.run.user_files import carry
 from orchestrator.run.versions import check_models, export
 from orchestrator.session.alive import alive
@@ -93,7 +93,7 @@ def check(job: JobConfig, recipe: Recipe) -> tuple[dict[str, TrainParams], list[
     specs = function_specs(job, models)
     job_planner(job, specs)
     check_split(job)
-    check_parallel(job, specs)
+    check_meshes(job, specs)
     check_platform(job, specs)
     return settings, specs
 
@@ -108,6 +108,8 @@ class Run:
     """Instead of the one that the job names."""
     from_step: int | None = None
     """Where to go on although later records of the journal are lost; None: a loss is refused."""
+    lost: StateLost | None = None
+    """What the execution before this one has met."""
 
     @property
     def job(self) -> JobConfig:
@@ -120,7 +122,10 @@ async def execute(run: Run, view: View) -> Path:
     Raises OrchestratorError (one line). Whatever happens, functions go to zero before it returns.
     """
     with run.directory.lock(), open_events(run.directory.path) as events:
-        return await _execute(run, view, events)
+        try:
+            return await _execute(run, view, events)
+        except StateLost as lost:
+            return await _execute(replace(run, from_step=None, lost=lost), view, events)
 
 
 async def _execute(run: Run, view: View, events: EventLog) -> Path:
@@ -130,6 +135,8 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
     identity = run.directory.identity(job)
     epoch = await take_lease(store.durable, identity, f"{os.uname().nodename} {os.getpid()}")
     journal = await Journal.open(store.durable, identity)
+    if run.lost is not None:
+        await go_back(journal, events, path, run.lost)
     check_complete(journal, events, path, run.from_step)
     sent, settings = job, run.prepared.settings
     if job.platform.kind == "knative":
@@ -164,6 +171,7 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
             epoch=epoch,
             limits=function_limits(job, specs),
             settings=settings,
+            state_every=1 if run.lost else job.checkpoints.state_every,  # calls may go now to this node, now to that
             cost=recorder.cost,
             on_plan=recorder.planned,
             on_report=recorder.keep_samples,
@@ -225,20 +233,37 @@ def check_complete(journal: Journal, events: EventLog, path: Path, from_step: in
     events.append("note", {"message": f"records after step {last} are lost; it goes on from there, as was asked for"})
 
 
+async def go_back(journal: Journal, events: EventLog, path: Path, lost: StateLost) -> None:
+    """Takes back the steps after the last durable one; where there are none, what is lost is not to be had again."""
+    last = len(journal.records) - 1
+    if lost.step >= last:
+        raise RunError(str(lost))
+    await journal.roll_back(lost.step)
+    for step in range(lost.step + 1, last + 1):
+        (path / record_key(step)).unlink(missing_ok=True)
+    events.forget(lost.step)
+    events.append("note", {"message": f"{lost}: its node has lost the state of step {last}; the job goes back to step "
+                           f"{lost.step}, and writes every state to the store from there on"})  # fmt: skip
+
+
+async def ended(run: Run, view: View) -> Path:
+    """`execute`, whose failure is the one that a user can read; Stopped where its task was cancelled."""
+    try:
+        return await execute(run, view)
+    except asyncio.CancelledError:
+        raise Stopped(f"stopped; go on with `rlhf-orchestrate resume {run.directory.path}`") from None
+    except BaseExceptionGroup as group:
+        raise first_failure(group) from None
+
+
 def train(run: Run, view: View) -> Path:
-    """`execute` in an event loop of its own; SIGINT and SIGTERM end it in order, with functions at zero."""
+    """`ended` in an event loop of its own; SIGINT and SIGTERM end it in order, with functions at zero."""
 
     async def main() -> Path:
         task = asyncio.current_task()
         assert task is not None, "inside asyncio.run"
-        in_main = threading.current_thread() is threading.main_thread()  # no other may have handlers
-        for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():
+        for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        try:
-            return await execute(run, view)
-        except asyncio.CancelledError:
-            raise Stopped(f"stopped; go on with `rlhf-orchestrate resume {run.directory.path}`") from None
-        except BaseExceptionGroup as group:
-            raise first_failure(group) from None
+        return await ended(run, view)
 
     return asyncio.run(main())

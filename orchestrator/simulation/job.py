@@ -104,6 +104,7 @@ async def _simulate(scenario: Scenario, policy: Policy, goal: Goal, deterministi
         epoch=1,
         limits=scenario.limits(policy),
         settings=train_settings(job, recipe),
+        state_every=1,
         cost=lambda: Cost(gpu_s=platform.gpu_s(), usd=price * platform.gpu_s()),
         on_plan=planned,
         on_report=reported,

@@ -124,6 +124,5 @@ def _trained(
     )  # fmt: skip
     counts = {"samples": len(batch), "tokens": int(token_counts(batch).sum()), **stats}
     metrics = {f"{model}/tokens": float(batch.responses.lengths.sum())}
-    return Event(
-        "done", data={"version": after.to_json(), "metrics": metrics, "stats": counts, "waited_s": waited_s}
-    )  # fmt: skip
+    told = {"metrics": metrics, "stats": counts, "waited_s": waited_s, "durable": True}
+    return Event("done", data={"version": after.to_json(), **told})

@@ -30,6 +30,8 @@ class Execution:
     """What train calls get, by model: the recipe's choices, and the job's over them (recipes/settings.py)."""
     options: Mapping[str, Any]
     """The recipe's options, and the job's over them."""
+    state_every: int
+    """Of checkpoints; 1 in an execution that has lost a node."""
     epoch: int
     """Of the lease, in every call: functions refuse what an orchestrator before this one still asks for."""
     store: AsyncExchange

@@ -84,6 +84,8 @@ class StepReport:
 
     trained: dict[str, Version] = field(default_factory=dict)
     """The versions that its train calls have published, by model."""
+    durable: bool = True
+    """Whether the state of all of them is in the store."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     """Of learning: a function of the job alone in the deterministic mode."""

@@ -38,7 +38,9 @@ class Training:
 
     @property
     def params(self) -> TrainParams:
-        return self.context.execution.settings[self.model].over(self.settings)
+        context, every = self.context, self.context.execution.state_every
+        durable = context.number % every == 0 or context.number == context.job.steps
+        return replace(context.execution.settings[self.model].over(self.settings), durable_state=durable)
 
     @property
     def _said(self) -> list[Scores]:
@@ -61,6 +63,7 @@ class Training:
         report.observed |= done.data.get("memory", {})
         if "mismatch" in done.data:
             report.mismatch = Ref.from_json(done.data["mismatch"])
+        report.durable &= bool(done.data["durable"])
         report.trained[self.model] = Version.from_json(done.data["version"])
         return dict(done.data)
 

@@ -16,7 +16,7 @@ MODULES = re.compile(r"(?<![\w/.-])((?:functions|orchestrator|tests|bench)(?:\.\
 OTHERS = {
     "bench/NAME.py", "functions/exchange/NAME.py", "orchestrator/recipes/NAME.py", "orchestrator/commands/VERB.py",
     "functions/environment/NAME.py", "math.py", "game.py", "gigpo/core_gigpo.py",
-    "file.py", "path/to/file.py", "my_recipe.py", "solution.py",  # placeholders
+    "file.py", "path/to/file.py", "my_recipe.py", "solution.py", "make_data.py", "recipe.py",  # placeholders
     "tests/browser/screenshots",  # made by the tests
     "bench/exchange",  # a bucket
     "tests/abstract", "examples/python/reward_func.py", "tokenization_utils_base.py", "utils/chat_template_utils.py",

@@ -54,7 +54,7 @@ def test_a_written_job_runs_as_it_is(job: Job, tmp_path: Path) -> None:
     assert (found.name, found.recipe, found.model.dtype) == ("train-grpo", "grpo", "float32")
     assert (found.data.prompt_key, found.data.apply_chat_template) == ("question", False)
     assert found.data.validation == str(tmp_path / "test.parquet")
-    assert found.reward.score == "rule:gsm8k"
+    assert found.reward.score == "rule:number"
     assert (found.data.prompts_per_step, found.steps, found.data.max_prompt_length) == (2, 4, 4)
     assert found.rollout.max_response_length == 64 - 4
     again = here("init", job.directory / "model", tmp_path / "train.parquet", "-o", tmp_path / "job.toml")
@@ -144,33 +144,32 @@ def test_the_model_and_the_adapter_of_a_run(job: Job, undisturbed: Path, tmp_pat
 
 
 SCRIPT = """
-import asyncio
-from orchestrator import train
-from orchestrator.recipes import recipe
+from orchestrator import run
 
 def score(data_source, solution_str, ground_truth, extra_info=None):
     return float(len(solution_str))
 
-@recipe(paper="none", advantage="grpo", loss="vanilla")
-async def mine(step):
-    samples = step.generate()
-    step.train("actor", samples, step.reward(samples))
-
-JOB = {"name": "python", "recipe": mine, "steps": 1, "model": {"path": "model"},
+JOB = {"name": "python", "steps": 4, "model": {"path": "model"},
        "data": {"train": "train.jsonl", "prompts_per_step": 2},
        "rollout": {"n": 2, "max_response_length": 4}, "reward": {"score": score}}
 
-async def in_a_notebook():
-    return train(JOB, run_dir="second")
-
 if __name__ == "__main__":
-    print(train(JOB, ["rollout.n=3"]))
-    print(asyncio.run(in_a_notebook()))
+    import orchestrator.run.directory  # the room of the same name
+    from orchestrator import run
+    from orchestrator.base.errors import Stopped
+    job = run(JOB, ["rollout.n=3"])
+    try:
+        for event in job:
+            print(event.type)
+            if event.type == "step" and event.data["step"] == 1:
+                job.stop()
+    except Stopped as error:
+        print(error)
 """
 
 
 def test_a_job_from_python(job: Job, tmp_path: Path) -> None:
-    """A dict, with functions of the script itself; also where an event loop runs."""
+    """A dict, with a function of the script itself; its events; stopped in order. (test_notebook.py has the rest.)"""
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "model").symlink_to(job.directory / "model")
     (tmp_path / "train.jsonl").symlink_to(job.directory / "train.jsonl")
@@ -180,7 +179,8 @@ def test_a_job_from_python(job: Job, tmp_path: Path) -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert [Path(line).parent.name for line in done.stdout.splitlines()] == ["python", "second"]
-    rows = [json.loads(line) for line in (tmp_path / "runs/python/metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["critic/score/mean"] > 0
+    told = done.stdout.splitlines()
+    assert told[0] == "started"
+    assert "step" in told
+    assert told[-2:] == ["cancelled", "stopped; go on with `rlhf-orchestrate resume runs/python`"]
     assert tomllib.loads((tmp_path / "runs/python/job.toml").read_text())["rollout"]["n"] == 3

@@ -127,6 +127,23 @@ def test_an_outage_without_end(job: Job, undisturbed: Path, tmp_path: Path, s3: 
     assert_same(run, undisturbed)
 
 
+def test_a_node_that_alone_held_the_state_of_two_steps(
+    job: Job, undisturbed: Path, tmp_path: Path, s3: LosesAnswers
+) -> None:
+    """The journal has said beforehand where a loss leads to; the steps since then are made again."""
+    run = tmp_path / "run"
+    running = started(job, run, f"s3://bucket/jobs?endpoint=http://127.0.0.1:{s3.port}", "checkpoints.state_every=5")
+    running.wait_for((run / "journal" / "000002.json").exists)
+    running.kill()
+    records = [json.loads((run / "journal" / f"00000{step}.json").read_text()) for step in range(3)]
+    assert [record["pointers"].get("durable") for record in records] == [None, 0, 0]
+    resumed = command("resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    assert len([note for note in events(run, "note") if "the job goes back to step 0" in note["message"]]) == 1
+    assert "durable" not in json.loads((run / "journal" / "000003.json").read_text())["pointers"]
+    assert_same(run, undisturbed)
+
+
 @pytest.mark.slow
 def test_redis_away_in_mid_step(job: Job, undisturbed: Path, tmp_path: Path, redis: RedisServer, exchange: str) -> None:
     """It comes back with nothing in it."""

@@ -151,3 +151,18 @@ def test_a_version_that_was_published_on_a_node_is_loaded_there_without_its_stor
     there = read_blobs(store, manifest, manifest.tensors)
     assert loaded == {entry.name: bytes(data) for entry, data in there}
     assert fetch(reader, Version("actor", 0)).keys() == loaded.keys()
+
+
+def test_what_a_node_holds_alone_is_nowhere_else(store: Store, tmp_path: Path) -> None:
+    node = tier(store)
+    assert node.hold(KEY, [DATA[:1000], DATA[1000:]])
+    assert tier(store).get(KEY) == DATA
+    assert tier(store).get(KEY, start=700, length=900) == DATA[700:1600]
+    assert store.list("") == []
+    another = NodeExchange(store, tmp_path / "another", 1 << 30)
+    with pytest.raises(NotFound) as caught:
+        another.get(KEY)
+    assert caught.value.key == KEY
+    assert node.identity == tier(store).identity != another.identity
+    assert not NodeExchange(store, tmp_path / "small", 1000).hold(KEY, DATA)
+    assert not node.hold("weights/actor/v000001/named-by-no-content", DATA)

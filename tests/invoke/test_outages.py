@@ -68,9 +68,16 @@ def test_a_call_waits_for_the_store_without_a_replica_and_without_an_attempt(
     assert "f, call d" in notes[0]
 
 
-@pytest.mark.parametrize(("key", "kind"), [("batches/s000001/x", ValueLost), ("weights/actor/x", CallFailed)])
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("batches/s000001/x", ValueLost),
+        ("weights/actor/v000002.c/node-00001.x", ValueLost),
+        ("weights/actor/v000002.c/shard-00001.x", CallFailed),
+    ],
+)
 def test_an_input_that_is_gone_is_told_with_its_key(tmp_path: Path, key: str, kind: type[Exception]) -> None:
-    """What a step has made can be made again; anything else is tried again, and then fails."""
+    """What a step has made can be made again, as can what a node held; anything else is tried again, and then fails."""
 
     async def test() -> None:
         platform = LocalPlatform(str(tmp_path / "exchange"), "job", log_dir=tmp_path / "logs")

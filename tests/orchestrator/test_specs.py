@@ -11,6 +11,7 @@ from functions.call.parallel import Parallel
 from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import load_job
 from orchestrator.job.functions import check_room, function_limits
+from orchestrator.job.mesh import rank_bytes
 from orchestrator.session.job_planner import job_priors
 from orchestrator.session.session import prepare
 from tests.support.tiny_job import make_job
@@ -117,13 +118,29 @@ def test_gpus_that_do_not_divide_the_heads_are_refused_before_vllm_does(file: Pa
         (["train.replicas=4", "train.parallel.pp=4"], "train.parallel: pp: got 4, the model has 2 layers"),
         (["train.replicas=2", "train.parallel.cp=2"], "train.parallel: .*cp: got 2, wants 1: a prompt's one copy"),
         (["generate.parallel.tp=2"], "generate.parallel: a replica that generates is split by its `gpus`"),
-        (["reward.replicas=2", "reward.parallel.pp=2"], "functions.reward.parallel: reward knows tp alone"),
+        (["reward.replicas=2", "reward.parallel.tp=2"], "functions.reward.parallel: is for functions that train"),
+        (["train.memory_gb=1e-4"], r"functions.train: each of 1 ranks needs 0.0 GiB for .*\(wants replicas = "),
+        (["train.memory_gb=1e-6"], r"functions.train: .*\(wants a larger device"),
     ],
 )
 def test_meshes_that_cannot_be_are_refused(file: Path, words: list[str], line: str) -> None:
     with pytest.raises(ConfigError, match=line) as refused:
         prepare(load_job(file, ["deterministic=false", *(f"functions.{word}" for word in words)]))
     assert "\n" not in str(refused.value)
+
+
+def test_the_memory_of_a_mesh() -> None:
+    """7B in the shapes of Qwen2.5: 16 bytes a parameter, and what is gathered beside it."""
+    config = {
+        "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "vocab_size": 152064,
+        "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944,
+    }  # fmt: skip
+    parameters, ends = 7.616e9, 2 * 152064 * 3584
+    assert rank_bytes(parameters, config, 1, Parallel()) == 16 * parameters
+    layer = (parameters - ends) / 28
+    assert rank_bytes(parameters, config, 8, Parallel()) == pytest.approx(2 * parameters + 8 * (layer + ends))
+    assert rank_bytes(parameters, config, 8, Parallel(tp=4)) == pytest.approx(2 * parameters + 8 * (layer / 4 + ends))
+    assert rank_bytes(parameters, config, 4, Parallel(tp=4)) == pytest.approx(4 * parameters + 8 * ends)
 
 
 def test_a_mesh_wants_a_known_architecture_and_tp_no_adapters() -> None:

@@ -17,6 +17,7 @@ from functions.reward.rules import RULES, as_number, last_boxed, normal_latex
         ("exact", "Paris.", "Paris", False),
         ("number", "First 3, then 4, so 1,234.50 dollars.", "1234.5", True),
         ("number", "The answer is -7.", "-7", True),
+        ("number", "so it is \\boxed{18}.", "9 * 2 = 18 eggs\n#### 18", True),
         ("number", "no digits here", "0", False),
         ("number", "18 apples, not 17", "18", False),
         ("gsm8k", "He makes 9 * 2 = 18.\n#### 18", "18", True),

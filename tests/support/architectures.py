@@ -19,14 +19,14 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def config_of(kind: str, layers: int = 2) -> PreTrainedConfig:
-    small = SMALL | {"num_hidden_layers": layers}
+def config_of(kind: str, **changes: Any) -> PreTrainedConfig:
+    small = dict(SMALL)
     match kind:
         case "gemma3_text":
             small |= {
                 "final_logit_softcapping": 5.0,
                 "sliding_window": 40,
-                "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
+                "layer_types": ["sliding_attention", "full_attention"],
             }
         case "mistral":
             small |= {"sliding_window": None}
@@ -35,15 +35,15 @@ def config_of(kind: str, layers: int = 2) -> PreTrainedConfig:
         case "qwen3_moe":
             small |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
         case "gpt2":
-            small = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": 64,
+            small = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
                      "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
-    return transformers.AutoConfig.for_model(kind, **small)
+    return transformers.AutoConfig.for_model(kind, **small | changes)
 
 
-def tiny_model(kind: str, directory: Path, seed: int = 0, layers: int = 2) -> Path:
+def tiny_model(kind: str, directory: Path, seed: int = 0, **changes: Any) -> Path:
     """A random model with weights large enough that its distributions are far from uniform."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config_of(kind, layers))
+    model = AutoModelForCausalLM.from_config(config_of(kind, **changes))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

@@ -32,6 +32,7 @@ VARIANTS: Mapping[str, Sequence[str]] = {
     "adaptive": ["planner.policy=adaptive", "planner.objective=speed"],
     "fresh": ["platform.warm_parent=false"],
     "zero": ["platform.parked_gb=0"],
+    "held": ["checkpoints.state_every=3"],
     "streamed": ["deterministic=false", "planner.policy=adaptive", "planner.objective=speed",
                  "functions.generate.replicas=1"],
     "gang": ["deterministic=false", "functions.train.replicas=2"],

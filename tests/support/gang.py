@@ -45,31 +45,32 @@ def run_gang(root: Path, scratch: Path, calls: Sequence[Call], *, die: int | Non
 def run_gangs(
     root: Path, scratch: Path, gangs: Sequence[Sequence[Call]], *, die: int | None = None
 ) -> list[list[Ended]]:
-    """One gang after the other in the same processes, as many as the largest has ranks."""
+    """One gang after the other, in the same processes: as many as the largest has ranks."""
     started = []
     for rank in range(max(map(len, gangs))):
         ours, theirs = CONTEXT.Pipe(duplex=False)
-        calls = [gang[rank].to_json() for gang in gangs if rank < len(gang)]
+        calls = [calls[rank].to_json() if rank < len(calls) else None for calls in gangs]
         own = scratch / f"rank-{rank}"
         process = CONTEXT.Process(target=_rank, args=(str(root), str(own), calls, theirs, rank == die))
         process.start()
         theirs.close()
         started.append((process, ours))
-    ended: list[list[Ended]] = [[] for _ in gangs]
-    for rank, (process, ours) in enumerate(started):
-        for gang, into in zip(gangs, ended, strict=True):
-            if rank < len(gang):
-                try:
-                    line: bytes | None = ours.recv_bytes()
-                except EOFError:
-                    line = None
-                    process.join()
-                into.append(Ended(None if line is None else Event.from_line(line), process.exitcode or 0))
+    lines = list[list[bytes | None]]()
+    for process, ours in started:
+        try:
+            lines.append(ours.recv())
+        except EOFError:
+            lines.append([None] * len(gangs))
         process.join()
-    return ended
+        assert process.exitcode is not None
+    codes = [process.exitcode or 0 for process, _ in started]
+    return [
+        [Ended(None if (line := lines[r][k]) is None else Event.from_line(line), codes[r]) for r in range(len(gang))]
+        for k, gang in enumerate(gangs)
+    ]
 
 
-def _rank(root: str, scratch: str, calls: Any, answer: Any, die: bool) -> None:
+def _rank(root: str, scratch: str, calls: Sequence[Any], answer: Any, die: bool) -> None:
     import torch
 
     from functions.server.attempt import Attempt
@@ -83,13 +84,16 @@ def _rank(root: str, scratch: str, calls: Any, answer: Any, die: bool) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     torch.set_num_threads(1)
+    ended: list[bytes | None] = []
     for call in calls:
         lines: list[bytes] = []
-        attempt = Attempt(Call.from_json(call), lines.append, progress=Deadly() if die else {})
-        attempt.run(lambda: TrainFunction(device="cpu"), lambda: DirectoryExchange(root), scratch)
-        answer.send_bytes(lines[-1])
-        if Event.from_line(lines[-1]).kind == "error":
-            return  # with the process its connections end, which its peers notice
+        if call is not None:
+            attempt = Attempt(Call.from_json(call), lines.append, progress=Deadly() if die else {})
+            attempt.run(lambda: TrainFunction(device="cpu"), lambda: DirectoryExchange(root), scratch)
+        ended.append(lines[-1] if lines else None)
+        if lines and Event.from_line(lines[-1]).kind == "error":
+            break  # with the process its connections end, which its peers notice
+    answer.send([*ended, *[None] * (len(calls) - len(ended))])
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ class Republish:
     note: str = ""
     die: tuple[int, str] | None = None
     """A rank, and whether it is killed `before` or `after` it has put its shard."""
+    parallel: Parallel = DATA_PARALLEL
 
 
 @dataclass(frozen=True)
@@ -179,7 +184,9 @@ def _republish(root: str, gang: Republish, rank: int, answer: Any) -> None:
             state = load(gang.source, params, context, device, ALONE)
             publish_state(state, gang.version, state.carry, told, context)
         else:
-            who = GangParams(id=gang.version.call, attempt=gang.attempt, size=gang.size, rank=rank)
+            who = GangParams(
+                id=gang.version.call, attempt=gang.attempt, size=gang.size, rank=rank, parallel=gang.parallel
+            )
             with meet(who, device, context, lambda: False) as ranks:
                 assert ranks is not None
                 state = load(gang.source, params, context, device, ranks)

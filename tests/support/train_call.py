@@ -15,7 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from functions.base.samples import Columns, Finish, Ragged, SampleBatch
 from functions.base.wire import Call, Json, Ref, Version
 from functions.call.function import Context
-from functions.exchange.directory import DirectoryExchange
+from functions.exchange.base import Exchange
+from functions.exchange.node import NodeExchange
 from functions.models.pretrained import save_model
 from functions.train.function import TrainFunction
 from functions.weights.store import fetch
@@ -48,11 +49,12 @@ def save_tiny(path: Path, *, intermediate_size: int = 48, **config: Any) -> None
 class Bench:
     """An exchange with the base version and a batch, and calls on it."""
 
-    exchange: DirectoryExchange
+    exchange: Exchange
     scratch: Path
     directory: Path
     samples: SampleBatch
     columns: Columns
+    node: NodeExchange | None = None
 
     def call(
         self,
@@ -80,7 +82,7 @@ class Bench:
         return data
 
     def context(self) -> Context:
-        return Context(self.exchange, str(self.scratch))
+        return Context(self.exchange, str(self.scratch), node=self.node)
 
     def weights(self, data: Json) -> dict[str, Tensor]:
         return fetch(self.exchange, Version.from_json(data["version"]))

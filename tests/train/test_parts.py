@@ -12,14 +12,14 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from functions.base.wire import Json, Version
+from functions.call.parallel import Parallel
 from functions.exchange.base import Corrupt, NotFound
 from functions.exchange.directory import DirectoryExchange
 from functions.models.pretrained import save_model
-from functions.train.gang import Ranks
-from functions.train.parts import fetch_own, rows_of, transfers
+from functions.train.parts import rows_of, transfers
 from functions.weights.base import import_model
 from functions.weights.manifest import Manifest, TensorEntry, block_bytes, keep_only, read_manifest
-from functions.weights.store import fetch
+from functions.weights.store import fetch, fetch_rows
 from tests.support.architectures import tiny_model
 from tests.support.gang import Moved, Republish, run_republish
 from tests.support.versions import fetch_state, publish
@@ -127,6 +127,23 @@ def test_any_number_of_ranks_writes_the_same_version_and_reads_any_others(store:
     assert len({piece.key for piece in embedding.pieces}) == 4
 
 
+def test_any_mesh_writes_the_same_version_and_reads_any_others(store: Store) -> None:
+    """Written by tp, and by tp within dp, each from what another wrote: all of it once, each rank about its share."""
+    source, one = store.first, store.manifest(store.first)
+    every = [*one.tensors, *one.state]
+    total, blocks = sum(e.size_bytes for e in one.state), sum(e.block_bytes for e in one.state)
+    for number, (size, tp) in enumerate(((2, 2), (4, 2), (3, 1)), 2):
+        asked = gang(source, size, f"tp{tp}of{size}", number, parallel=Parallel(tp=tp))
+        (moved,) = run_republish(store.root, [asked])
+        assert [own.error for own in moved if own] == [""] * size
+        assert sum(shards(own.written) for own in moved if own) == sum(e.size_bytes for e in every)
+        for own in moved:
+            assert own is not None
+            assert shards(own.read) <= total / size + 2 * blocks
+        source = asked.version
+        assert content(store.manifest(source)) == content(one)
+
+
 def check_moved(source: Manifest, made: Manifest, moved: list[Moved | None]) -> None:
     size = len(moved)
     for rank, own in enumerate(moved):
@@ -148,7 +165,7 @@ def test_parts_are_the_whole_tensor_once(seed: int) -> None:
     edges = [(low * row_bytes, high * row_bytes) for low, high in rows_of(count, size)]
     chunks = torch.arange(count).chunk(size)
     assert [len(c) for c in chunks] == [high - low for low, high in rows_of(count, size) if high > low]
-    moves = transfers(edges)
+    moves = transfers(dict(enumerate(edges)))
     at = 0
     for rank, (low, high) in enumerate(edges):
         start = min(-(-low // step) * step, high)
@@ -188,9 +205,9 @@ def test_an_altered_byte_of_any_ranks_part_is_named(store: Store, rank: int) -> 
             touched.add(meets)
             if meets:
                 with pytest.raises(Corrupt, match=piece.key):
-                    list(fetch_own(store.exchange, manifest, [entry], Ranks(reader, size)))
+                    list(fetch_rows(store.exchange, manifest, [(entry, low // 128, high // 128)]))
             else:
-                own = dict(fetch_own(store.exchange, manifest, [entry], Ranks(reader, size)))[name]
+                ((_, own),) = fetch_rows(store.exchange, manifest, [(entry, low // 128, high // 128)])
                 assert torch.equal(own, whole(store, store.first, name)[low // 128 : high // 128])
     assert touched == {True, False}
 

@@ -22,6 +22,13 @@ pytestmark = pytest.mark.timeout(300)
 TWO_STEPS: Json = {"epochs": 1, "mini_batches": 2, "kl": {"where": "loss", "kind": "k3", "coef": 0.3}}
 
 
+def deep(kind: str) -> Json:
+    """Changes that make a tiny model one of four layers."""
+    return {"num_hidden_layers": 4} | (
+        {"layer_types": ["sliding_attention", "full_attention"] * 2} if kind == "gemma3_text" else {}
+    )
+
+
 @dataclass(frozen=True)
 class Case:
     kind: str
@@ -44,7 +51,7 @@ def test_stages_make_the_step_of_one(bench: Bench) -> None:
     """Each in turn on the same four processes; the last goes on from what four stages of a tied model published."""
     calls: list[tuple[Call, Case]] = []
     for name, case in CASES.items():
-        base = import_model(bench.exchange, name, tiny_model(case.kind, bench.scratch / name, layers=4))
+        base = import_model(bench.exchange, name, tiny_model(case.kind, bench.scratch / name, **deep(case.kind)))
         calls.append((bench.call(f"many-{name}", case.params | {"model": name}, base), case))
     tied = Version("tied", 1, hashlib.sha256(b"many-tied").hexdigest()[:12])
     again = Case("gemma3_text", 4, Parallel(pp=2), GRPO)

@@ -1,0 +1,144 @@
+"""Tensor parallelism: each rank of a mesh's tp axis has some heads, some columns of the MLP, some experts of a layer.
+
+    layer       states of all tokens -> own heads or columns -> sum over tp -> states      torch's Colwise- and
+                                                                                            RowwiseParallel
+    experts     states of all tokens -> own experts -> sum over tp                          whole experts
+    ends        embedding, output head and score belong to all ranks alike: FSDP2 shards them over dp x tp, and each
+                rank of tp does the head's work for its share of the tokens
+What is divided how is the model's own plan (transformers: `base_model_tp_plan`). Megatron-LM, arXiv:1909.08053; there
+the vocabulary is divided, here the tokens: every loss, truncation and metric of the head is computed as it is alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from transformers import PreTrainedModel
+
+from functions.models.packing import Pack
+from functions.models.pretrained import backbone
+
+
+class ExpertsParallel(ParallelStyle):
+    """Experts [E, ...] by their number. Each rank sees all tokens and what the router chose for them; those of others
+    get the number beyond its last, which transformers' experts pass over."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            own = distribute_tensor(parameter, device_mesh, [Shard(0)], src_data_rank=None)
+            module.register_parameter(name, nn.Parameter(own, requires_grad=parameter.requires_grad))
+        count = module.num_experts // device_mesh.size()  # type: ignore[operator]
+        first = count * device_mesh.get_local_rank()
+        module.num_experts, module._is_expert_parallel = count, True
+        whole = module.forward
+
+        def forward(states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+            own = (chosen >= first) & (chosen < first + count)
+            local = torch.where(own, chosen - first, count)
+            named = dict(module.named_parameters(recurse=False))
+            module._parameters |= {name: p.to_local() for name, p in named.items() if isinstance(p, DTensor)}  # type: ignore[assignment]
+            try:
+                found = whole(enter(states, device_mesh), local, enter(weights, device_mesh))
+            finally:
+                module._parameters |= named  # type: ignore[assignment]
+            return leave(found, device_mesh)
+
+        module.forward = forward
+        return module
+
+
+STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "replicated_with_grad_allreduce": lambda: SequenceParallel(sequence_dim=2, use_local_output=True),  # of each head
+    "moe_tp_experts": ExpertsParallel,
+}
+"""Of the plan's words those that are followed; an expert's own columns stay whole."""
+
+
+def enter(states: Tensor, mesh: DeviceMesh) -> Tensor:
+    """`states` that all ranks have, on the way into what each does a part of: gradients are added up."""
+    return DTensor.from_local(states, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
+
+
+def leave(parts: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The sum of all ranks' `parts`."""
+    return DTensor.from_local(parts, mesh, [Partial()], run_check=False).full_tensor()
+
+
+def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Divides the layers over the ranks of `mesh`, the tp axis, in place; weights may be on the meta device."""
+    plan, inner = model.config.base_model_tp_plan, backbone(model)
+    for name, module in list(inner.named_modules()):
+        style = STYLES.get(plan.get(re.sub(r"\.\d+", ".*", name), ""))
+        if style is not None:
+            parallelize_module(module, mesh, style(), src_data_rank=None)
+    inner.register_forward_hook(lambda _, __, output: _entered(output, mesh))
+    model.get_input_embeddings().register_forward_hook(lambda _, __, states: _own_gradient(states, mesh))
+
+
+def _entered(output: Any, mesh: DeviceMesh) -> Any:
+    output.last_hidden_state = enter(output.last_hidden_state, mesh)
+    return output
+
+
+def _own_gradient(states: Tensor, mesh: DeviceMesh) -> Tensor:
+    """`states` [B, T, H], each rank's gradient that of its own tokens: they are added up over tp."""
+    own = torch.arange(states.shape[1], device=states.device) % mesh.size() == mesh.get_local_rank()
+    return torch.where(own[None, :, None], states, states.detach())
+
+
+@dataclass(frozen=True)
+class TokenShare:
+    """The response tokens of a pack whose head this rank of tp computes: as many on each, the last ones more than once
+    where they do not divide."""
+
+    mesh: DeviceMesh
+    index: Tensor
+    count: int
+
+    @classmethod
+    def of(cls, pack: Pack, mesh: DeviceMesh) -> TokenShare:
+        count = pack.predicts.numel()
+        each = -(-count // mesh.size())
+        first = each * mesh.get_local_rank()
+        index = torch.arange(first, first + each, device=pack.predicts.device).clamp(max=count - 1)
+        return cls(mesh, index, count)
+
+    def pack(self, pack: Pack) -> Pack:
+        return replace(pack, predicts=pack.predicts[self.index], targets=pack.targets[self.index])
+
+    def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """What pack_logprobs is told of the tokens, of these."""
+        found, history = dict(options), options.get("history")
+        if history is not None:
+            found["history"] = lambda row: history(int(self.index[row]))
+        if "topk_ids" in options:
+            found["topk_ids"] = options["topk_ids"][self.index]
+        return found
+
+    def gather(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The outputs [each, ...] of all ranks, of the pack's tokens in their order."""
+        columns = [output if output.ndim > 1 else output[:, None] for output in outputs]
+        own = DTensor.from_local(torch.cat(columns, 1), self.mesh, [Shard(0)], run_check=False)
+        whole = own.full_tensor(grad_placements=[Replicate()])[: self.count]
+        parts = whole.split([column.shape[1] for column in columns], 1)
+        found = (part if given.ndim > 1 else part[:, 0] for part, given in zip(parts, outputs, strict=True))
+        return tuple(
+            part.clone() if given.requires_grad else part.detach().clone()
+            for part, given in zip(found, outputs, strict=True)
+        )

@@ -1,0 +1,100 @@
+"""Meshes that cannot be, and models that no rank of theirs could hold: said before anything is paid for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from functions.call.parallel import Parallel
+from orchestrator.base.errors import ConfigError
+from orchestrator.job.config import JobConfig
+from orchestrator.job.functions import model_directory
+from orchestrator.job.roles import BY_NAME
+from orchestrator.planner.devices import device
+from orchestrator.planner.model_shape import read_shape
+from orchestrator.platforms.base import FunctionSpec
+
+STATE_BYTES = 16
+"""Of a trained parameter: weight, gradient and two moments, float32."""
+MOST_RANKS = 4096
+
+
+def check_meshes(job: JobConfig, specs: Sequence[FunctionSpec]) -> None:
+    """Raises ConfigError for a mesh that a function's kind, its replicas or its model do not allow, and for one whose
+    ranks have not the memory, with the smallest that would have."""
+    for role in (BY_NAME[spec.name] for spec in specs):
+        mesh, where = job.function(role.name).parallel.mesh, f"functions.{role.name}.parallel"
+        if mesh.size > 1 and role.kind == "generate":
+            raise ConfigError(f"{where}: a replica that generates is split by its `gpus` (vLLM's tensor parallel size)")
+        if mesh.size > 1 and role.kind != "train":
+            raise ConfigError(f"{where}: is for functions that train; {role.name} has whole models")
+        if role.kind != "train":
+            continue
+        directory, lora = model_directory(job, role.model)[1], role.objective == "policy" and job.model.lora_rank > 0
+        config = json.loads((directory / "config.json").read_bytes())
+        config = config.get("text_config", config)
+        try:
+            mesh.dp(job.function(role.name).replicas)
+            mesh.check(config, lora=lora)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        room = None if lora else _room(job, role.name)
+        try:
+            parameters = read_shape(directory).parameters
+        except ValueError:  # a shape that is not known here: nobody can say what it needs
+            continue
+        if room is not None:
+            _check_memory(role.name, job.function(role.name).replicas, mesh, config, parameters, room)
+
+
+def rank_bytes(parameters: float, config: Mapping[str, Any], ranks: int, mesh: Parallel) -> float:
+    """The least that a rank needs: its part of weights, gradients and moments; whole, as FSDP2 gathers them, a layer
+    and the embedding (with the output head, where that is another) and their gradients. Activations come on top."""
+    count, words = config["num_hidden_layers"], config.get("vocab_size", 0) * config["hidden_size"]
+    ends = words if config.get("tie_word_embeddings") else 2 * words
+    layer = (parameters - ends) / count / mesh.tp
+    gathered = 0.0 if ranks == 1 else 8 * (layer * (mesh.dp(ranks) > 1) + ends / mesh.pp)
+    return STATE_BYTES * parameters / ranks + gathered
+
+
+def _check_memory(
+    name: str, ranks: int, mesh: Parallel, config: Mapping[str, Any], parameters: float, room: float
+) -> None:
+    need = rank_bytes(parameters, config, ranks, mesh)
+    if need <= room:
+        return
+    wanted = next(
+        (
+            f"replicas = {count}" + (f" and parallel.tp = {other.tp}" if other != mesh else "")
+            for count, other in _others(mesh, config)
+            if rank_bytes(parameters, config, count, other) <= room
+        ),
+        "a larger device: no mesh divides it so far",
+    )
+    raise ConfigError(
+        f"functions.{name}: each of {ranks} ranks needs {need / 2**30:.1f} GiB for weights, gradients and moments, "
+        f"and has {room / 2**30:.1f} (wants {wanted})"
+    )
+
+
+def _others(mesh: Parallel, config: Mapping[str, Any]) -> Iterator[tuple[int, Parallel]]:
+    """Meshes by their ranks, fewest first; of as many, those that are most like `mesh`."""
+    allowed = [mesh]
+    for tp in (2, 4, 8):
+        other = Parallel(tp=tp, pp=mesh.pp)
+        try:
+            other.check(config)
+        except ValueError:
+            continue
+        allowed += [other] if tp != mesh.tp else []
+    for count in range(1, MOST_RANKS + 1):
+        yield from ((count, other) for other in allowed if count % other.size == 0)
+
+
+def _room(job: JobConfig, name: str) -> float | None:
+    """Bytes of a rank's device, where the job says what that is."""
+    config = job.function(name)
+    if config.gpus:
+        return None if job.planner.gpu is None else device(job.planner.gpu).memory_gib * 2**30 * config.gpus
+    return None if config.memory_gb is None else config.memory_gb * 1e9

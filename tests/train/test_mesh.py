@@ -1,0 +1,151 @@
+"""Meshes of real processes over gloo: an update under each is that of one rank, for every architecture that divides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from functions.base.samples import Columns, Finish, Ragged, SampleBatch
+from functions.base.wire import Call, Json, Version
+from functions.call.function import Context
+from functions.call.parallel import SPLIT_ARCHITECTURES, Parallel
+from functions.exchange.directory import DirectoryExchange
+from functions.train.function import TrainFunction
+from functions.weights.base import import_model
+from functions.weights.manifest import Manifest, read_manifest
+from functions.weights.store import fetch
+from tests.support.architectures import VOCABULARY, tiny_model
+from tests.support.gang import ranks_of, run_gangs
+from tests.support.versions import fetch_state
+
+pytestmark = pytest.mark.timeout(300)
+
+GROUPS, N = 5, 3
+OPTIMIZER: Json = {"lr": 1e-2, "betas": [0.9, 0.99], "eps": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5}
+GRPO: Json = {
+    "optimizer": OPTIMIZER, "temperature": 0.8, "entropy_coef": 0.01, "micro_batch_tokens": 30,
+    "kl": {"where": "loss", "kind": "k3", "coef": 0.3}, "max_rollout_logprob_diff": "off",
+}  # fmt: skip
+VALUE: Json = {
+    "optimizer": OPTIMIZER | {"max_grad_norm": None}, "objective": "value", "advantage": "gae",
+    "mini_batches": 2, "epochs": 2, "value_clip": None,
+}  # fmt: skip
+WIDE: Mapping[str, Any] = {"num_key_value_heads": 4}
+"""For four ranks."""
+ONE_LEFT = [[g, i] for g in range(GROUPS) for i in range(N) if (g, i) != (2, 1)]
+MESHES = {
+    "tp2": (2, Parallel(tp=2)), "tp4": (4, Parallel(tp=4)), "dp2xtp2": (4, Parallel(tp=2)), "dp4": (4, Parallel()),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Models of several architectures, one ragged batch for all of them."""
+
+    exchange: DirectoryExchange
+    root: Path
+    scratch: Path
+    inputs: Json
+
+    @classmethod
+    def make(cls, path: Path, models: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Bench:
+        exchange = DirectoryExchange(path / "exchange")
+        for name, (kind, changes) in models.items():
+            import_model(exchange, name, tiny_model(kind, path / name, **changes))
+        rng = np.random.default_rng(0)
+        prompts = [rng.integers(3, VOCABULARY, k).tolist() for k in (3, 1, 5, 2, 4)]
+        base = SampleBatch.of_prompts(prompts, samples_per_prompt=N, version=0)
+        lengths = rng.integers(1, 9, GROUPS * N).astype(np.int32)
+        total = int(lengths.sum())
+        samples = replace(
+            base,
+            responses=Ragged(rng.integers(3, VOCABULARY, total).astype(np.int32), lengths),
+            logprobs=np.log(rng.uniform(0.05, 0.5, total)).astype(np.float32),
+            mask=(rng.random(total) > 0.2).astype(np.float32),
+            finish=np.full(GROUPS * N, Finish.STOP, np.int32),
+        )
+        token = {name: rng.normal(-2, 0.5, total).astype(np.float32) for name in ("ref_logprobs", "values")}
+        columns = Columns.of(samples, sample={"score": rng.random(GROUPS * N).astype(np.float32)}, token=token)
+        inputs = {"samples": [exchange.put("s", samples.encode())], "columns": [exchange.put("c", columns.encode())]}
+        return cls(exchange, path / "exchange", path / "scratch", inputs)
+
+    def call(self, id: str, model: str, params: Json) -> Call:
+        return Call(id, "train", self.inputs, {"policy": Version(model, 0)}, {"model": model, **params}, step=3)
+
+    def alone(self, call: Call) -> Json:
+        (event,) = TrainFunction(device="cpu").call(call, Context(self.exchange, str(self.scratch / "alone")))
+        return dict(event.data)
+
+    def manifest(self, data: Json) -> Manifest:
+        return read_manifest(self.exchange, Version.from_json(data["version"]))
+
+    def tensors(self, data: Json) -> dict[str, Tensor]:
+        version = Version.from_json(data["version"])
+        state = {f"state/{name}": tensor for name, tensor in fetch_state(self.exchange, version).items()}
+        return fetch(self.exchange, version) | state
+
+    def difference(self, one: Json, many: Json, atol: float) -> float:
+        """The largest of weights and moments; manifests have the same form, metrics are the same."""
+        ours, theirs = self.manifest(one), self.manifest(many)
+        for kind in ("tensors", "state"):
+            forms = [[(e.name, e.dtype, e.shape) for e in getattr(m, kind)] for m in (ours, theirs)]
+            assert forms[0] == forms[1]
+        for name, value in one["metrics"].items():
+            assert many["metrics"][name] == pytest.approx(value, rel=100 * atol, abs=atol), name
+        a, b = self.tensors(one), self.tensors(many)
+        return max(float((a[name].float() - b[name].float()).abs().max()) for name in a)
+
+
+@dataclass(frozen=True)
+class Case:
+    kind: str
+    mesh: str
+    params: Json
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    atol: float = 1e-5
+
+    @property
+    def model(self) -> str:
+        return "-".join((self.kind, *map(str, self.changes.values())))
+
+
+def check(path: Path, cases: Sequence[Case]) -> None:
+    """Each case's update is that of one rank. All run in the same processes, one after the other."""
+    bench = Bench.make(path, {case.model: (case.kind, WIDE | case.changes) for case in cases})
+    calls = [bench.call(f"{number}-{case.mesh}", case.model, case.params) for number, case in enumerate(cases)]
+    gangs = [ranks_of(call, *MESHES[case.mesh]) for call, case in zip(calls, cases, strict=True)]
+    ended = run_gangs(bench.root, bench.scratch, gangs)
+    for case, call, ranks in zip(cases, calls, ended, strict=True):
+        one = bench.alone(replace(call, id=f"{call.id}-alone"))
+        assert all(rank.data["version"] == ranks[0].data["version"] for rank in ranks)
+        difference = bench.difference(one, ranks[0].data, case.atol)
+        print(f"{case.model} {case.mesh}: {difference:.1e}")
+        assert difference < case.atol, case
+
+
+def test_an_update_is_that_of_one_rank(tmp_path: Path) -> None:
+    sampled = {"top_p": 0.9, "top_k": 20, "repetition_penalty": 1.2, "epochs": 2, "top_entropy_quantile": 0.8}
+    cases = [
+        Case("qwen3_moe", "dp2xtp2", GRPO),
+        Case("qwen2", "dp2xtp2", VALUE),
+        Case("gemma3_text", "tp2", GRPO | {"entropy_coef": 0.0, **sampled}),
+    ]
+    check(tmp_path, cases)
+
+
+@pytest.mark.slow
+def test_every_architecture_under_every_mesh(tmp_path: Path) -> None:
+    tied = {"tie_word_embeddings": True}
+    cases = [Case(kind, mesh, GRPO) for kind in sorted(SPLIT_ARCHITECTURES) for mesh in MESHES]
+    cases += [Case(kind, "dp2xtp2", GRPO, tied) for kind in ("llama", "qwen2", "qwen3", "qwen3_moe")]
+    cases += [Case(kind, mesh, VALUE) for kind in ("gemma3_text", "llama", "qwen3") for mesh in ("tp2", "dp2xtp2")]
+    cases += [Case("qwen3", mesh, GRPO | {"gradient_checkpointing": True}) for mesh in ("tp2", "dp2xtp2")]
+    cases += [Case("qwen3", "tp2", GRPO | {"dropped": ONE_LEFT})]  # ranks without a token of the head of their own
+    cases += [Case(kind, "dp2xtp2", GRPO | {"dtype": "bfloat16"}, {}, 3e-2) for kind in ("llama", "qwen3_moe")]
+    check(tmp_path, cases)
