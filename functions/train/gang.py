@@ -17,7 +17,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -83,7 +83,10 @@ class Ranks:
 
     def place(self, axis: str) -> int:
         """Where this rank stands along `axis`,"""
-        return 0 if self.mesh is None else self.mesh.get_local_rank(axis)
+        coordinate = (
+            None if self.mesh is None else self.mesh.get_coordinate()
+        )  # a group's ranks are sorted: not its own
+        return 0 if coordinate is None else coordinate[AXES.index(axis)]
 
     def count(self, axis: str) -> int:
         """and of how many."""
@@ -93,6 +96,18 @@ class Ranks:
     def writes(self) -> bool:
         """Whether it publishes what all ranks of its stage have alike."""
         return self.place("dp") == self.place("tp") == 0
+
+    @property
+    def _ahead(self) -> bool:
+        """Whether stages follow each other as ranks do."""
+        return self.mesh is None or int(self.mesh.mesh.flatten()[0]) == 0
+
+    def turned(self) -> Ranks:
+        """The same ranks with the stages of a pipeline the other way around. All ranks call it together."""
+        assert self.mesh is not None, "of a gang"
+        found = replace(self, mesh=DeviceMesh(self.device.type, self.mesh.mesh.flip(0), mesh_dim_names=AXES))
+        found.sum(torch.zeros(1))  # connects: gloo receives from no peer that it has not met in a collective
+        return found
 
     def in_mesh(self, told: list[Json]) -> list[Json]:
         """What each rank said, in the order of stages, whichever way a pipeline runs."""
@@ -123,7 +138,10 @@ class Ranks:
         dist.all_gather(parts, padded, group=group)
         told = zip(parts, sizes.tolist(), strict=True)
         found = [json.loads(part[:n].cpu().numpy().tobytes()) for part, n in told]
-        return self.gather(found, "pp")[-1] if axis == "dp" and self.count("pp") > 1 else found
+        if axis == "dp" and self.count("pp") > 1:
+            stages: list[list[Json]] = self.gather(found, "pp")  # by their ranks
+            return stages[-1 if self._ahead else 0]
+        return found
 
 
 ALONE = Ranks()

@@ -39,12 +39,12 @@ class Stage:
 
     @property
     def place(self) -> int:
-        return self.mesh.get_local_rank("pp")
+        return (self.mesh.get_coordinate() or (0,))[0]
 
     @property
     def ranks(self) -> list[int]:
         """That have the stages, in their order."""
-        _, *inside = self.mesh.get_coordinate() or ()
+        _, *inside = self.mesh.get_coordinate() or (0,)
         column: list[int] = self.mesh.mesh[(slice(None), *inside)].tolist()
         return column
 

@@ -26,11 +26,14 @@ UNITS = 100_000
 def shorten(problem: Problem, starts: Starts, memory: float, bound: int, seconds: float) -> tuple[Starts, int]:
     """The shortest found in `seconds` of the solver's deterministic time, and `bound`, raised where more was proven."""
     best, step = starts, 0
-    while (gap := problem.makespan(best) - bound) > 0 and seconds > 0.1 and step != 1:
+    while (gap := problem.makespan(best) - bound) > 0 and seconds > 0.1:
         step = min(step, gap) if step else -(-gap // PARTS)
-        found, proven, spent = _solve(problem, best, memory, bound, step, max(seconds / 2, min(seconds, 5.0)))
+        given = seconds if step == 1 else seconds / 2
+        found, proven, spent = _solve(problem, best, memory, bound, step, given)
         moved = problem.makespan(found) < problem.makespan(best) or proven > bound
         best, bound, seconds = found, proven, seconds - spent
+        if step == 1 and not moved:
+            break
         step = 0 if moved else -(-step // PARTS)
     return best, bound
 

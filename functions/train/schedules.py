@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-DRAWS, RULES = 200, 25
+DRAWS, RULES = 300, 25
 """Schedules made before the solver is asked, and how many of them by rules."""
-SOLVER_S = 12.0
-"""CP-SAT's deterministic seconds that a search may take: 12 to 20 of a CPU."""
+SOLVER_S = 8.0
+"""CP-SAT's deterministic seconds that a search may take: 10 to 30 of a CPU."""
 
 Starts = list[int]
 """When each task starts."""
@@ -237,7 +237,7 @@ class Problem:
 
     def near(self, starts: Starts, memory: float, dice: random.Random) -> Starts | None:
         """By `starts`, each later by up to some micro-batches of the large model."""
-        noise = dice.choice([0.5, 1, 2, 4]) * 3 * self.p.f0
+        noise = dice.choice([0.25, 0.5, 1, 2, 4]) * 3 * self.p.f0
         return self.list_schedule([start + dice.uniform(0, noise) for start in starts], memory=memory)
 
     def to_and_fro(self, starts: Starts, memory: float, bound: int, rounds: int = 30) -> Starts:

@@ -65,6 +65,32 @@ def test_stages_make_the_step_of_one(bench: Bench) -> None:
         assert first["stats"]["ranks"] == case.size
 
 
+def test_actor_and_critic_in_one_schedule_make_the_steps_of_one_after_the_other(bench: Bench) -> None:
+    """Two stages of both, after a kill, which leaves no version of either; and four."""
+    base = {
+        name: import_model(bench.exchange, name, tiny_model(kind, bench.scratch / name, **deep(kind)))
+        for name, kind in (("actor", "gemma3_text"), ("critic", "qwen3"))
+    }
+    policy = GRPO | {"model": "actor", "mini_batches": 2, "micro_batch_tokens": 12}
+    value = VALUE | {"micro_batch_tokens": 12}
+    call = bench.call("both", policy, base["actor"])
+    weights = {"policy": base["actor"], "beside": base["critic"]}
+    call = replace(call, weights=weights, params={**call.params, "beside": value})
+    (killed,) = run_gangs(bench.root, bench.scratch, [ranks_of(call, 2, Parallel(pp=2))], die=1)
+    assert killed[1].exit_code == -9
+    assert not [key for name in base for key in bench.exchange.list(f"weights/{name}/v000001")]
+    calls = [ranks_of(call, 2, Parallel(pp=2)), ranks_of(replace(call, id="four"), 4, Parallel(pp=4))]
+    gangs = run_gangs(bench.root, bench.scratch, calls)
+    actor = bench.alone(bench.call("actor", policy, base["actor"]))
+    critic = bench.alone(bench.call("critic", value, base["critic"]))
+    for ranks in gangs:
+        first, *others = [rank.data for rank in ranks]
+        assert all(other == first for other in others)
+        assert_equal_step(bench, actor, first)
+        assert_equal_step(bench, critic, first["beside"])
+        assert 1 < first["stats"]["held_micro_batches"] <= len(ranks) + 1
+
+
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 1), (4, 4), (4, 9)])
 def test_1f1b_holds_no_more_than_the_stages_that_follow(stages: int, micro_batches: int) -> None:
     for stage, order in enumerate(one_f_one_b(stages, micro_batches)):
