@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +11,29 @@ from hypothesis import settings
 
 from functions.sandbox.local import LocalSandbox
 from functions.sandbox.program import SandboxError
+from functions.server.forkserver_client import FORKSERVER, keep
 from tests.exchange.servers import RedisServer
 from tests.sandbox.contained import contained
+from tests.support.tiny_job import ENV
 
 settings.register_profile("any-speed", deadline=None)
 settings.load_profile("any-speed")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The folder of a tier that is not asked for is not imported either; vLLM's has default tests too."""
+    tier = collection_path.name
+    return True if tier in ("browser", "cluster") and f"not {tier}" in config.getoption("markexpr") else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forkserver() -> Iterator[None]:
+    """Jobs and platforms of a worker's tests have their node agents forked from one process."""
+    os.environ["PYTHONPATH"] = ENV["PYTHONPATH"] = str(Path(__file__).parents[1])  # as jobs elsewhere have it
+    with keep(ENV) as path:
+        os.environ[FORKSERVER] = ENV[FORKSERVER] = path
+        yield
+        del os.environ[FORKSERVER], ENV[FORKSERVER]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 inputs   samples (SampleBatch, finished), rows (JSON: {"<group>": row of the data set})
 weights  policy (for its tokenizer), model (with score = "model")
 params   score       rule:<name> | path/to/file.py:function | package.module:function | model | http(s)://...
+         scorers     instead of it, several by name, each as `score`; then with `weights`
          on_error    "fail": a sample without a score fails the call; "drop": it is left out and listed in `failed`
          timeout_s   for one sample, default 60
          weights     of several numbers that the scorer gives: "score" is then their weighted sum
@@ -21,7 +22,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +38,7 @@ from functions.call.params import parse
 from functions.reward import python
 from functions.reward.remote import Remote
 from functions.reward.rules import CODE_RULES
-from functions.reward.scorer import Failed, Item, Scored, Scorer
+from functions.reward.scorer import Failed, Item, Scored, Scorer, Several
 from functions.sandbox.open import open_sandbox
 from functions.sandbox.program import Limits, Sandbox, SandboxError
 from functions.weights.manifest import Manifest, label, read_manifest
@@ -45,7 +46,8 @@ from functions.weights.manifest import Manifest, label, read_manifest
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreParams:
-    score: str
+    score: str = ""
+    scorers: Mapping[str, str] = field(default_factory=dict)
     on_error: Literal["fail", "drop"] = "fail"
     timeout_s: float = 60.0
     micro_batch_tokens: int = 16384
@@ -55,6 +57,8 @@ class ScoreParams:
     weights: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if bool(self.score) == bool(self.scorers) or (self.scorers and not self.weights):
+            raise ValueError("wants score, or scorers and weights")
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s is {self.timeout_s:g}, wants a number of seconds above 0")
         if self.micro_batch_tokens < 1:
@@ -133,6 +137,9 @@ class RewardFunction:
         yield Event("done", ref, {"failed": failed, "texts": texts_ref.to_json(), **counts, **context.loading.stats()})
 
     def _scorer(self, params: ScoreParams, call: Call, context: Context) -> Scorer:
+        if params.scorers:
+            alone = {name: replace(params, score=score, scorers={}) for name, score in params.scorers.items()}
+            return Several({name: self._scorer(one, call, context) for name, one in alone.items()})
         score, timeout_s = params.score, params.timeout_s
         if score.removeprefix("rule:") in CODE_RULES:
             return self._code_scorer(params, context)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from urllib.parse import urlsplit
 
 from functions.call.function import FatalError
 
@@ -163,6 +164,14 @@ RULES: Mapping[str, Rule] = {
     "regex": regex,
     "format": lambda response, _truth: FORMAT.fullmatch(response) is not None,
 }
+
+
+def name_of(scorer: str) -> str:
+    """What the numbers of one of several scorers are called: `gsm8k` of `rule:gsm8k`, `brief` of `reward.py:brief`."""
+    url = urlsplit(scorer)
+    return url.path.rpartition("/")[2] or url.netloc if "://" in scorer else scorer.rpartition(":")[2]
+
+
 CODE_RULES = ("code", "code_fraction")
 """Those that run the response's code against the row's tests (functions/reward/code.py), in a sandbox."""
 NEEDS_NO_TRUTH = frozenset(("format",))

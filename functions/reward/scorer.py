@@ -62,6 +62,27 @@ class Scorer(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Several:
+    """Scorers by name: of each its score under its name, and what else it gives and none before it has given."""
+
+    scorers: Mapping[str, Scorer]
+
+    def score(self, items: Sequence[Item]) -> list[Scored | Failed]:
+        results = [scorer.score(items) for scorer in self.scorers.values()]
+        return [self._together(of_item) for of_item in zip(*results, strict=True)]
+
+    def _together(self, results: Sequence[Scored | Failed]) -> Scored | Failed:
+        numbers, preds = dict[str, float](), list[str | None]()
+        for name, result in zip(self.scorers, results, strict=True):
+            if isinstance(result, Failed):
+                return result
+            others = {key: value for key, value in result.numbers.items() if key != "score"}
+            numbers = others | numbers | {name: result.numbers["score"]}
+            preds.append(result.pred)
+        return Scored(numbers, next(filter(None, preds), None))
+
+
 LARGEST = float(np.finfo(np.float32).max)
 """Scores travel as float32."""
 

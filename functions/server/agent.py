@@ -39,7 +39,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
@@ -50,7 +50,7 @@ from functions.exchange.node import DIRECTORY, LIMIT_GB
 from functions.server import keeper
 from functions.server.agent_metrics import EVICTIONS, HITS, MISSES, AgentMetrics
 from functions.server.forked import Closes, Start, fork
-from functions.server.kept import Replica, identity, resident_bytes, started_by
+from functions.server.kept import Replica, awaited, identity, resident_bytes, started_by
 from functions.server.lines import Lines
 from functions.server.settings import die_with_parent, listen_unix
 
@@ -139,7 +139,9 @@ class NodeAgent:
             self.clients.discard(client)
             self.over |= alone
             for replica in self.replicas.values():
-                if replica.client is client:
+                if replica.client is client and replica.state == "parking":  # its pod's grace was the shorter
+                    replica.client = None
+                elif replica.client is client:
                     self.kill(replica)
                 elif replica.following is not None and replica.following[0] is client:
                     replica.following = None
@@ -170,11 +172,10 @@ class NodeAgent:
     # --- zero, working, parked -------------------------------------------------------------------------------------
 
     def start(self, client: Lines, start: Start) -> None:
-        same = [r for r in self.replicas.values() if r.following is None and identity(r.start) == identity(start)]
-        parked = [replica for replica in same if replica.state == "parked"]
+        parked = [r for r in self.replicas.values() if r.state == "parked" and identity(r.start) == identity(start)]
         if parked:
             self.wake(max(parked, key=lambda replica: (replica.version, replica.since_s)), client, start)
-        elif parking := [replica for replica in same if replica.state == "parking"]:
+        elif parking := [r for r in self.replicas.values() if r.state == "parking" and awaited(r, start)]:
             parking[0].following = client, start
         else:
             self.told.add(MISSES, 1)
@@ -230,7 +231,8 @@ class NodeAgent:
             replica.client.tell(gone={"name": replica.start.name, "code": 0, "parked": True})
         replica.client = None
         if replica.following is not None:
-            self.wake(replica, *replica.following)
+            following, replica.following = replica.following, None
+            self.start(*following)
         self.evict()
 
     def evict(self) -> None:
@@ -314,10 +316,9 @@ class NodeAgent:
         connection.settimeout(1.0)
         with connection, contextlib.suppress(OSError):
             path = (connection.recv(4096).split() or [b""])[1:2]
-            parked = [replica.resident_bytes for replica in self.replicas.values() if replica.state == "parked"]
-            body = (
-                self.told.text(len(self.replicas) - len(parked), parked).encode() if path == [b"/metrics"] else b"ok\n"
-            )
+            states = [replica.state for replica in self.replicas.values()]
+            parked_bytes = sum(r.resident_bytes for r in self.replicas.values() if r.state == "parked")
+            body = self.told.text(states, parked_bytes).encode() if path == [b"/metrics"] else b"ok\n"
             head = f"HTTP/1.1 200 OK\r\ncontent-type: {CONTENT_TYPE}\r\ncontent-length: {len(body)}\r\n"
             connection.sendall(head.encode() + b"connection: close\r\n\r\n" + body)
 
@@ -327,7 +328,16 @@ def rss_mb() -> float:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
 
 
-def main() -> None:
+def preload(kinds: Sequence[str], scratch: str | None) -> None:
+    """What replicas of these kinds need, in one thread."""
+    os.environ.update(ONE_THREAD)
+    from functions.server import warmup
+
+    warmup.preload(kinds, scratch)
+
+
+def main(arguments: Sequence[str] | None = None, *, loaded: Sequence[str] = ()) -> None:
+    """`loaded`: kinds that were, in the process that this one was forked from (forkserver.py)."""
     parser = argparse.ArgumentParser(prog="python -m functions.server.agent", description=__doc__.partition("\n")[0])
     parser.add_argument("--parent", type=int, help="pid of the orchestrator, with a socket at standard input")
     parser.add_argument("--listen", help="path of a Unix socket for tickets")
@@ -338,17 +348,16 @@ def main() -> None:
     parser.add_argument("--parked-gb", type=float, default=0.0, help="host memory for parked processes")
     parser.add_argument("--tier-gb", type=float, default=0.0, help="room for the node's copies of versions")
     parser.add_argument("kinds", nargs="*", help="kinds of functions to load")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     begun_s = time.perf_counter()
-    os.setsid()
-    if given.parent is not None:
+    with contextlib.suppress(PermissionError):  # a container's process leads its group already
+        os.setsid()
+    if given.parent is not None and not loaded:
         die_with_parent(given.parent)
     keeper.adopt_orphans()
-    if not given.fresh:
-        os.environ.update(ONE_THREAD)
-        from functions.server.warmup import preload
-
-        preload(given.kinds, given.scratch)
+    more = [kind for kind in given.kinds if kind not in loaded]
+    if more or not (loaded or given.fresh):
+        preload(more, given.scratch)
     if given.tier_gb:
         os.environ |= {DIRECTORY: f"{given.scratch}/{TIER}", LIMIT_GB: f"{given.tier_gb:g}"}
     if given.vllm:

@@ -287,7 +287,7 @@ class Server:
     def shell(self) -> uvicorn.Server:
         return uvicorn.Server(uvicorn.Config(
             self.app(), loop="asyncio", http=limited(), ws="none", lifespan="off", log_config=None,
-            access_log=False, timeout_graceful_shutdown=10, backlog=128,
+            access_log=False, timeout_graceful_shutdown=10, backlog=128, headers=[("connection", "close")],
         ))  # fmt: skip
 
 

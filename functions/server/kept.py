@@ -15,6 +15,8 @@ from functions.server.lines import Lines
 PARK_S, WAKE_S = 120.0, 10.0
 """Most that a process takes to leave its accelerator, and to say that it has heard that it is wanted."""
 
+DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+
 State = Literal["working", "parking", "parked", "waking", "ending"]
 
 
@@ -35,7 +37,7 @@ class Replica:
     version: int = -1
     resident_bytes: int = 0
     following: tuple[Lines, Start] | None = None
-    """The start, and whose, that waits for it: to be awake, or first to be parked."""
+    """The start, and whose, that waits: for it to be awake, or to have parked."""
 
     def enter(self, state: State) -> None:
         self.state, self.since_s = state, time.monotonic()
@@ -51,6 +53,19 @@ def identity(start: Start) -> str:
     the devices included."""
     settings = {key: value for key, value in start.settings.items() if key not in ("name", "scratch")}
     return json.dumps([settings, start.memory_gb, dict(start.env)], sort_keys=True)
+
+
+def awaited(parking: Replica, start: Start) -> bool:
+    """Whether a start has to wait until it has parked: it is to have this process, or a device that it is leaving after
+    its client has gone. One start waits for one process."""
+    if parking.following is not None:
+        return False
+    shared = any(_devices(parking.start, name) & _devices(start, name) for name in DEVICES)
+    return identity(parking.start) == identity(start) or (parking.client is None and shared)
+
+
+def _devices(start: Start, name: str) -> set[str]:
+    return set(start.env.get(name, "").split(",")) - {""}
 
 
 def started_by(replica: Replica) -> list[int]:

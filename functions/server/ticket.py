@@ -1,18 +1,19 @@
-"""`python -m functions.server.ticket`: a pod's own process where its function runs in a process of the node's agent.
+"""`python -m functions.server` where RLHF_AGENT is set: a pod whose function runs in a process of the node's agent.
 
     Knative --TCP--> ticket --Unix socket--> replica (a process of the agent: agent.py)
                        |  start, park                ^
                        +-----Unix socket----> agent -+
 
 It holds the pod's resources (the GPU, in Kubernetes' books) and passes bytes on; it imports nothing that takes time.
-Told what `python -m functions.server` is told, it asks the agent at RLHF_AGENT for a process of its job, token,
-function and devices, parked or new, and gives it back when the pod is to go. Where no agent answers, or it has no
+It asks the agent at RLHF_AGENT for a process of its job, token, function and devices, parked or new, and gives it back
+when the pod is to go. Where no agent answers, or it has no
 process to give, this process becomes the function itself, as on a node without one.
 
     SIGTERM         no new connections; when those that are open have ended, the process parks, and this one ends
     process ends    this one ends with its code: Kubernetes starts another
     agent ends      so has the process: this one ends with 1
-    killed          the agent sees its socket close, and kills the process: a call in it is made again elsewhere
+    killed          the agent sees its socket close, and kills the process, unless that is parking: a call in it is
+                    made again elsewhere
 """
 
 from __future__ import annotations
@@ -137,13 +138,9 @@ def main() -> None:
     settings, where = Settings.from_command_line(sys.argv[1:])
     told = {**asdict(settings), "scratch": "", "leased": True}
     try:
-        agent = os.environ[AGENT]
-        code = asyncio.run(run(told, where.port, agent))
-    except (OSError, KeyError) as error:
+        code = asyncio.run(run(told, where.port, os.environ[AGENT]))
+    except OSError as error:
         print(f"no process of the node's agent ({' '.join(str(error).split())}): the function runs here", flush=True)
-        os.execv(sys.executable, [sys.executable, "-m", "functions.server", *sys.argv[1:]])
+        own = {name: value for name, value in os.environ.items() if name != AGENT}
+        os.execve(sys.executable, [sys.executable, "-m", "functions.server", *sys.argv[1:]], own)
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()

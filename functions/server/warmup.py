@@ -22,7 +22,7 @@ from functions.server.settings import Settings, listen_unix
 from functions.weights.base import import_model
 
 
-def preload(kinds: Sequence[str], scratch: str) -> None:
+def preload(kinds: Sequence[str], scratch: str | None) -> None:
     """Loads what replicas of these kinds need. A kind that cannot be loaded is left to its replicas, who say why."""
     warm_server(scratch)
     for kind in kinds:

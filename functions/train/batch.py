@@ -188,6 +188,12 @@ def targets(
         scores=batch.sample.get(params.score.column, raw), mask=mask, segment=segment, advantages=advantages,
         returns=estimate.returns, rewards=rewards, values=batch.token.get(params.values),
     )  # fmt: skip
+    for name in params.score.weights:  # as TRL has them
+        values = batch.sample_column(name, "reward.weights").double()
+        metrics |= {
+            f"rewards/{name}/mean": float(values.mean()),
+            f"rewards/{name}/std": float(values.std(correction=0)),
+        }
     coef = entropy_coef(params, carry)
     return Targets(advantages, estimate.returns, metrics | length_metrics(samples), new, coef)
 

@@ -4,7 +4,8 @@
              which wins; submission.py takes what ids name from the server's cache alone)
     code     a name that is known, or `<file.py>:<name>` in a data root
     score    code, `rule:<name>`, `model`, or a web address
-    store    a remote exchange, no place on the server
+    store    a remote exchange, no place on the server; where the server's own is remote, at its hosts alone: who is
+             named here is sent the credentials of the stores
     web      http or https
     text     anything: it is a name, and opens nothing
     plain    text without `/`, `\\` and `:`
@@ -80,6 +81,24 @@ def store(value: str, _roots: Sequence[Path]) -> str | None:
     return None
 
 
+def stranger(value: str, own: str) -> str | None:
+    known = hosts(own)
+    strange = sorted(hosts(value) - known)
+    if not known or not strange:
+        return None
+    return f"{value!r} names {strange[0]}, which is no host of this server's own exchange ({', '.join(sorted(known))})"
+
+
+def hosts(url: str) -> set[str]:
+    """Whom an exchange's URL has connected to; of an S3 without an endpoint AWS."""
+    parts = urlsplit(url)
+    if parts.scheme.lower() not in REMOTE_EXCHANGES:
+        return set()
+    inner = dict(parse_qsl(parts.query))
+    urls = [url] if parts.scheme.lower() in INNER["redis"] else [inner.get("endpoint", "//aws"), inner.get("redis", "")]
+    return {urlsplit(one).netloc.rpartition("@")[2].lower() for one in urls} - {""}
+
+
 def web(value: str, _roots: Sequence[Path]) -> str | None:
     return None if value.startswith(("http://", "https://")) else f"{value!r} is no web address (http:// or https://)"
 
@@ -137,6 +156,8 @@ def refused(table: Mapping[str, Any], roots: Sequence[Path], defaults: Mapping[s
         if rule is None or said.get(key, ...) == value or not (isinstance(value, str) or rule is server):
             continue
         reason = rule(value, roots)
+        if reason is None and rule is store:
+            reason = stranger(value, str(said.get(key, "")))
         if reason is not None:
             yield f"{key if rule is not server or key in RULES else _above(key)}: {reason}"
 

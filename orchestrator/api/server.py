@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from fastapi import FastAPI
 
 from functions.base.http_limits import backlog, limited
 from functions.base.logs import About, log_lines
+from functions.server.forkserver_client import FORKSERVER, keep
 from orchestrator.api.app import create_app
 from orchestrator.api.auth import Tokens, own_token, read_token
 from orchestrator.api.files import FILES
@@ -77,7 +80,10 @@ def serve(options: ServeOptions) -> None:
         app, host=options.host, port=options.port, http=limited(), backlog=backlog(), ws="none", log_config=None,
         access_log=False, timeout_graceful_shutdown=3,
     )  # fmt: skip
-    uvicorn.Server(config).run()
+    with ExitStack() as stack:
+        if options.job_template is None and FORKSERVER not in os.environ:  # which its jobs inherit
+            os.environ[FORKSERVER] = stack.enter_context(keep(os.environ))
+        uvicorn.Server(config).run()
 
 
 def read_table(path: Path) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from orchestrator.job.environment_config import SCHEMES
 
 def check_code(job: JobConfig) -> None:
     """Raises ConfigError for a scorer, loss or advantage that is named and is not there."""
-    _check_scorer(job.reward.score)
+    for scorer in job.reward.scorers.values():
+        _check_scorer(scorer)
     for kind in job.environment.kinds.values() if job.environment is not None else ():
         if not kind.startswith(SCHEMES):
             check_object("environment.kind", kind)
@@ -80,11 +81,10 @@ def _check_scorer(score: str) -> None:
 
 def check_tests(job: JobConfig, rows: Iterable[Row]) -> None:
     """Raises DataError for a row whose tests `rule:code` could not run, by its place in the data. None is run."""
-    if job.reward.score.removeprefix("rule:") not in CODE_RULES:
-        return
-    for row in rows:
+    rule = next((scorer for scorer in job.reward.scorers.values() if scorer.removeprefix("rule:") in CODE_RULES), None)
+    for row in rows if rule else ():
         try:
-            tests_of(row.to_json(), job.reward.score)
+            tests_of(row.to_json(), rule or "")
         except FatalError as error:
             raise DataError(f"{row.where}: {error}") from None
 

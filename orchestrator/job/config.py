@@ -92,7 +92,7 @@ class JobConfig(Section):
             raise ValueError("validation.patience: wants checkpoints.best, the metric that has to get better")
         if not self.steps and not (self.validate_every and self.validation.at_start):
             raise ValueError("steps: 0 steps only validate, which wants data.validation and validation.at_start")
-        if (self.reward.score == "model") != (self.reward.model is not None):
+        if ("model" in self.reward.scorers.values()) != (self.reward.model is not None):
             raise ValueError('reward.model is the directory that score = "model" uses: set both or neither')
         if self.reward.score == "environment" and self.environment is None:
             raise ValueError('reward.score = "environment" wants an [environment] that scores its episodes')
@@ -153,8 +153,11 @@ class JobConfig(Section):
         where: bool | str = self.reward.sandbox
         if where is True:
             where = (self.platform.knative and self.platform.knative.sandbox) or "local"
-        weights = set() if self.reward.weights else {"weights"}
-        return self.reward.model_dump(exclude={"model", *weights}) | {"sandbox": where or ""}
+        said = self.reward.model_dump(exclude={"model", "score", "weights"}) | {"sandbox": where or ""}
+        said |= {"weights": dict(weights)} if (weights := self.reward.weighting) else {}
+        if isinstance(self.reward.score, str):
+            return said | {"score": self.reward.score}
+        return said | {"scorers": dict(self.reward.scorers)}
 
     def function(self, name: str) -> FunctionConfig:
         return self.functions.get(name, FunctionConfig())

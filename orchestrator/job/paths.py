@@ -31,5 +31,7 @@ def resolve(table: dict[str, Any], base: Path) -> None:
         value = holder.get(key) if isinstance(holder, dict) else None
         if isinstance(value, str):
             holder[key] = located(value, base)  # type: ignore[index]  # a dict: value came out of it
+        elif isinstance(value, list | tuple):  # reward.score, several
+            holder[key] = [located(v, base) if isinstance(v, str) else v for v in value]  # type: ignore[index]
         elif isinstance(value, dict):  # environment.kind, several by name
             holder[key] = {n: located(v, base) if isinstance(v, str) else v for n, v in value.items()}  # type: ignore[index]

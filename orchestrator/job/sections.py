@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, Strict, field_validator, model_validator
 
 from functions.base.names import Engine
 from functions.call.parallel import Parallel
 from functions.call.train_params import LoraParams, OptimizerParams, Schedule, TrainParams
-from functions.reward.rules import CODE_RULES
+from functions.reward.rules import CODE_RULES, name_of
 from orchestrator.base.section import Section
 from orchestrator.planner.devices import device
 
@@ -78,9 +78,9 @@ class RolloutConfig(Section):
 
 
 class RewardConfig(Section):
-    score: str = "rule:exact"
+    score: str | Annotated[tuple[str, ...], Strict(False)] = "rule:exact"
     """`rule:<name>`, `<file.py>:<function>`, `model`, the URL of a remote scorer, or `environment`: it scores its own
-    episodes."""
+    episodes. Several: a list of them, each a metric by its name, which is what follows the `:`."""
     model: str | None = None
     """Directory of a sequence-classification reward model, with score = "model"."""
     on_error: Literal["fail", "drop"] = "fail"
@@ -99,12 +99,35 @@ class RewardConfig(Section):
     def _sandboxed(self) -> RewardConfig:
         if isinstance(self.sandbox, str) and not self.sandbox.startswith(("http://", "https://")):
             raise ValueError(f"sandbox: got {self.sandbox!r}, wants true or the URL of a service (http://, https://)")
-        if self.score.removeprefix("rule:") in CODE_RULES and not self.sandbox:
-            raise ValueError(f"{self.score} runs code that a model wrote: set reward.sandbox = true, or to a URL")
+        for scorer in self.scorers.values():
+            if scorer.removeprefix("rule:") in CODE_RULES and not self.sandbox:
+                raise ValueError(f"{scorer} runs code that a model wrote: set reward.sandbox = true, or to a URL")
+        if isinstance(self.score, str):
+            return self
+        names = [name_of(scorer) for scorer in self.score]
+        if "environment" in names or not names:
+            raise ValueError(f"score: got {list(self.score)}, wants scorers; an environment scores alone")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"score: two scorers are called {twice[0]!r}; their numbers would be one")
+        if unknown := [name for name in self.weights if name not in names]:
+            raise ValueError(f"weights.{unknown[0]}: there is no such scorer; there are {', '.join(names)}")
         return self
 
+    @property
+    def scorers(self) -> Mapping[str, str]:
+        """By the name of its numbers."""
+        return {name_of(scorer): scorer for scorer in ((self.score,) if isinstance(self.score, str) else self.score)}
+
+    @property
+    def weighting(self) -> Mapping[str, float]:
+        """What the score is the weighted sum of, by name; nothing: one scorer gives it itself."""
+        if isinstance(self.score, str):
+            return self.weights
+        return {name: self.weights.get(name, 1.0) for name in self.scorers}
+
     weights: Mapping[str, float] = {}
-    """Of several numbers that the scorer gives: the score is their weighted sum. None: it gives "score" itself."""
+    """Of several scorers, or of several numbers that one gives: the score is their weighted sum. Scorers that are not
+    named weigh 1; without weights one scorer gives "score" itself."""
 
 
 class ValidationConfig(Section):

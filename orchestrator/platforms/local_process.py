@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,15 @@ from typing import Any
 
 from functions.base.logs import LogLine
 from functions.base.wire import Json
+from functions.server.forkserver_client import FORKSERVER, ONE_HEAP, ask
 from orchestrator.platforms.base import PlatformError
 
 Settings = Mapping[str, Any]
 """Keyword arguments of functions.server.settings.Settings; JSON values."""
 
-ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
-"""Else glibc keeps up to 64 MB for each thread that has freed them, also of a process that parks (malloc_trim(3))."""
+
+Begin = Callable[[socket.socket], Coroutine[Any, Any, asyncio.subprocess.Process | None]]
+"""Starts an agent with this socket at its standard input; gives the process where it is a child."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,18 +102,36 @@ class Launcher:
 
 
 class _Agent:
-    """A node agent that is ready."""
+    """A node agent that is ready. `child`: none of ours where a forkserver has forked it."""
 
     def __init__(
-        self, child: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, child: asyncio.subprocess.Process | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self._child, self._reader, self._writer = child, reader, writer
         self._started: dict[str, asyncio.Future[Json]] = {}
         self._gone: dict[str, asyncio.Future[int]] = {}
         self.ended = asyncio.create_task(self._read())
+        self._closed = False
 
     @classmethod
     async def open(cls, arguments: Sequence[str], log: Path) -> _Agent:
+        """Forked by the forkserver of this process's environment, where it can be; else a child of this process."""
+        words, env = ["--parent", str(os.getpid()), *arguments], {**os.environ, **ONE_HEAP}
+        with log.open("ab", buffering=0) as output:
+            if (path := env.get(FORKSERVER)) and "--fresh" not in arguments:
+                try:
+                    return await cls._open(
+                        lambda end: asyncio.to_thread(ask, path, words, env, end, output.fileno()), log
+                    )
+                except OSError as error:
+                    output.write(f"no agent of the forkserver {path}: {error}\n".encode())
+            return await cls._open(lambda end: asyncio.create_subprocess_exec(
+                sys.executable, "-m", "functions.server.agent", *words,
+                stdin=end.fileno(), stdout=output, stderr=output, env=env,
+            ), log)  # fmt: skip
+
+    @classmethod
+    async def _open(cls, begin: Begin, log: Path) -> _Agent:
         ours, theirs = socket.socketpair()
         try:
             reader, writer = await asyncio.open_connection(sock=ours)
@@ -119,26 +139,23 @@ class _Agent:
             ours.close()
             theirs.close()
             raise
-        with theirs, log.open("ab") as output:
-            starting = asyncio.ensure_future(asyncio.create_subprocess_exec(
-                sys.executable, "-m", "functions.server.agent", "--parent", str(os.getpid()), *arguments,
-                stdin=theirs.fileno(), stdout=output, stderr=output, env={**os.environ, **ONE_HEAP},
-            ))  # fmt: skip
+        with theirs:
+            starting = asyncio.ensure_future(begin(theirs))
             try:
                 child = await asyncio.shield(starting)
-                theirs.close()  # from here on, the end of the child is the end of what `reader` reads
+                theirs.close()  # from here on, the end of the agent is the end of what `reader` reads
                 ready = await reader.readline()
-            except asyncio.CancelledError:
-                child = await starting
-                with contextlib.suppress(ProcessLookupError):
-                    child.kill()
-                await child.wait()
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    if (child := await starting) is not None:
+                        child.kill()
+                        await child.wait()
                 await _close(writer)
                 raise
         if not ready:
             await _close(writer)
-            code = await child.wait()
-            raise PlatformError(f"the node agent ended with exit code {code}: {last_line(log)} (see {log})")
+            code = "" if child is None else f" with exit code {await child.wait()}"
+            raise PlatformError(f"the node agent ended{code}: {last_line(log)} (see {log})")
         return cls(child, reader, writer)
 
     async def start(self, settings: Settings, log: Path, memory_gb: float | None) -> Process:
@@ -155,7 +172,7 @@ class _Agent:
         return Process(said["pid"], Path(said["socket"]), gone, park, kill)
 
     def _tell(self, message: Mapping[str, Any]) -> None:
-        if not self.ended.done():
+        if not (self.ended.done() or self._closed):
             self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def _read(self) -> None:
@@ -172,7 +189,8 @@ class _Agent:
                     self._gone.pop(name)
                     self._started.pop(name).set_exception(PlatformError(f"{name}: {said['message']}"))
         await _close(self._writer)
-        await self._child.wait()
+        if self._child is not None:
+            await self._child.wait()
         for future in self._started.values():
             if not future.done():
                 future.set_exception(PlatformError("the node agent ended"))
@@ -180,7 +198,10 @@ class _Agent:
             _set(gone, -signal.SIGKILL)
 
     async def close(self) -> None:
-        self._writer.close()
+        """Returns when it has ended, with all of its replicas."""
+        self._closed = True
+        with contextlib.suppress(OSError):  # it has ended already
+            self._writer.write_eof()
         await self.ended
 
 

@@ -35,7 +35,7 @@ def train_settings(job: JobConfig, recipe: Recipe) -> dict[str, TrainParams]:
     for key in job.algorithm:
         if key in OWN:
             raise ConfigError(f"algorithm.{key}: is set by [train], [rollout] or [model], not here")
-    rank, weights = job.model.lora_rank, {"score": {"weights": dict(job.reward.weights)}} if job.reward.weights else {}
+    rank, weights = job.model.lora_rank, {"score": {"weights": dict(found)}} if (found := job.reward.weighting) else {}
     settings = merged(merged(_kept_settings(job, recipe), weights), job.algorithm) | {
         "temperature": job.rollout.temperature or 1.0,
         "top_p": job.rollout.top_p if job.rollout.temperature else 1.0,  # greedy: of the whole distribution

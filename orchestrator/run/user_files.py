@@ -29,7 +29,8 @@ async def carry(
 ) -> tuple[JobConfig, dict[str, TrainParams]]:
     """The job and its train settings as functions elsewhere understand them. Raises ConfigError for a file that is not
     there."""
-    score = await _carried(store, "reward.score", job.reward.score)
+    scorers = [await _carried(store, "reward.score", scorer) for scorer in job.reward.scorers.values()]
+    score = scorers[0] if isinstance(job.reward.score, str) else tuple(scorers)
     told = {
         model: replace(
             params,

@@ -112,6 +112,26 @@ def test_what_jobs_do_name_may_pass(key: str, value: str, root: Path) -> None:
     assert refusals(with_value(key, value), root) == []
 
 
+@pytest.mark.parametrize(
+    ("url", "strange"),
+    [
+        ("redis://redis:6379/1", None),
+        ("s3://theirs/p?endpoint=http://S3:9000", None),
+        ("redis://mine:6379/0", "mine:6379"),
+        ("redis://redis:6379@mine/0", "mine"),
+        ("redis://redis:6380/0", "redis:6380"),
+        ("s3://b/p", "aws"),
+        ("s3://b/p?endpoint=https://mine", "mine"),
+        ("tiered+s3://b/p?endpoint=http://s3:9000&redis=redis://mine/0", "mine"),
+    ],
+)
+def test_a_job_sends_the_stores_credentials_to_no_stranger(url: str, strange: str | None, root: Path) -> None:
+    own = {"exchange": {"url": "tiered+s3://b/p?endpoint=http://s3:9000&redis=redis://redis:6379/0"}}
+    lines = refusals(with_value("exchange.url", url), root, own)
+    known = "which is no host of this server's own exchange (redis:6379, s3:9000)"
+    assert lines == ([] if strange is None else [f"exchange.url: {url!r} names {strange}, {known}"])
+
+
 def test_an_id_of_the_hub_is_taken_from_the_servers_cache_alone(root: Path) -> None:
     """A local path of that name wins; what is not in the cache is not fetched for a request."""
     (root / "acme" / "here").mkdir(parents=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.api.conftest import WRITE, free_port, parse_stream, serving, wait_for
-from tests.support.tiny_job import command, make_job
+from tests.support.tiny_job import assert_nothing_left, here, make_job
 
 STEPS = 6
 pytestmark = pytest.mark.timeout(300)
-
-
-def processes_naming(path: Path) -> list[str]:
-    lines = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            lines.append((process / "cmdline").read_bytes().decode())
-    return [line for line in lines if str(path) in line]
 
 
 def types(events: list[dict[str, Any]]) -> list[str]:
@@ -109,7 +100,7 @@ def test_from_post_to_model_over_kills(tmp_path: Path) -> None:
 
         wait_for(lambda: api.delete(f"/v1/jobs/{id}").status_code == 204, what="deleted")
         assert [path.name for path in runs.iterdir()] == [".idempotency"]
-    wait_for(lambda: not processes_naming(runs), what="no process left")
+    assert_nothing_left()
 
 
 def test_submit_follows_a_job_to_its_failure(tmp_path: Path) -> None:
@@ -123,16 +114,16 @@ def test_submit_follows_a_job_to_its_failure(tmp_path: Path) -> None:
     with serving(tmp_path / "runs", root, max_running=1) as server:
         token.write_text(WRITE)
         words = ["submit", job, "--url", server.url, "--token-file", token]
-        done = command(*words, "--follow")
+        done = here(*words, "--follow")
         assert done.returncode == 1, done.stderr
         assert "failed: " in done.stdout.splitlines()[-1]
         assert str(root / "model") in done.stdout.splitlines()[-1]
         run = next(path for path in (tmp_path / "runs").iterdir() if path.name != ".idempotency")
         assert json.loads((run / "api.json").read_text())["launches"] == 1
-        refused = command(*words, "steps=-1")
+        refused = here(*words, "steps=-1")
         assert refused.returncode == 1
         assert refused.stderr == "error: 127.0.0.1 (422): job: steps: should be greater than or equal to 0, got -1\n"
         token.write_text("wrong-token-0123456789")
-        assert "this token is not known" in command(*words).stderr
-    away = command(*words)
+        assert "this token is not known" in here(*words).stderr
+    away = here(*words)
     assert (away.returncode, "no server answers" in away.stderr) == (1, True)

@@ -143,20 +143,21 @@ def _answers(port: int) -> bool:
     return True
 
 
-@pytest.fixture(scope="session")
-def release() -> Iterator[Release]:
+@contextmanager
+def installed(name: str, *values: str) -> Iterator[Release]:
+    """The chart as release `name` of the tests' namespace, with further `values` for helm; it stays."""
     missing = [name for name in ("KUBECONFIG", "RLHF_VALUES") if name not in os.environ]
     if missing:
         pytest.skip(f"needs a cluster: set {', '.join(missing)} (tests/cluster/conftest.py says how)")
     namespace = os.environ.get("RLHF_NAMESPACE", "rlhf-test")
-    values = [word for file in os.environ["RLHF_VALUES"].split(":") for word in ("-f", file)]
+    files = [word for file in os.environ["RLHF_VALUES"].split(":") for word in ("-f", file)]
     chart = str(ROOT / "charts" / "rlhf-orchestrate")
-    helm = ["helm", "upgrade", RELEASE, chart, "--install", "-n", namespace, "--create-namespace", "--wait", *values]
+    helm = ["helm", "upgrade", name, chart, "--install", "-n", namespace, "--create-namespace", "--wait"]
     with locked(f"rlhf-helm-{namespace}"):
-        done = subprocess.run(helm, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run([*helm, *files, *values], capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     api = KubeApi()
-    full = f"{RELEASE}-rlhf-orchestrate"
+    full = f"{name}-rlhf-orchestrate"
     tokens = base64.b64decode(api.get(core(namespace, "secrets", f"{full}-tokens"))["data"]["tokens"]).decode()
     token = next(words[2] for words in map(str.split, tokens.splitlines()) if words[1:2] == ["write"])
     defaults = json.loads(api.get(core(namespace, "configmaps", f"{full}-config"))["data"]["defaults.json"])
@@ -165,6 +166,12 @@ def release() -> Iterator[Release]:
         patient = httpx.HTTPTransport(retries=8)  # while the port is forwarded anew
         with httpx.Client(base_url=url, headers=headers, timeout=30, transport=patient) as client:
             yield Release(namespace, api, client, defaults)
+
+
+@pytest.fixture(scope="session")
+def release() -> Iterator[Release]:
+    with installed(RELEASE) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -101,10 +101,10 @@ def test_two_orchestrators_on_one_run(broken: Job) -> None:
     run = broken.directory / "run"
     first = Background("run", broken.file, "--run-dir", run)
     first.wait_for((run / "lease").exists)
-    second = command("resume", run)
+    second = here("resume", run)
     assert second.returncode == 1
     assert f"another orchestrator (process {first.process.pid}) is working on this run" in second.stderr
-    cancelled = command("cancel", run)
+    cancelled = here("cancel", run)
     assert cancelled.returncode == 0, cancelled.stderr
     output, _ = first.process.communicate(timeout=250)
     assert first.process.returncode == 130, output

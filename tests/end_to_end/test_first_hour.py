@@ -95,23 +95,23 @@ def test_status_says_why_and_resume_takes_more_steps(job: Job, tmp_path: Path) -
     good = reward.read_text()
     reward.write_text(good.replace("    return", "    raise ValueError('no such luck')\n    return"))
     assert command("run", tmp_path / "job" / "job.toml", "--run-dir", run, "steps=1").returncode != 0
-    assert "failed: " in command("status", run).stdout
-    told = json.loads(command("status", run, "--json").stdout)
+    assert "failed: " in here("status", run).stdout
+    told = json.loads(here("status", run, "--json").stdout)
     assert told["state"] == "failed"
     assert "no such luck" in told["reason"]
     assert f"once that is mended, go on with `rlhf-orchestrate resume {run}`" in told["reason"]
     reward.write_text(good)
     assert command("resume", run).returncode == 0
-    assert json.loads(command("status", run, "--json").stdout)["state"] == "finished"
-    refused = command("resume", run, "steps=9", "train.lr=0.5", "rollout.slots=4")
+    assert json.loads(here("status", run, "--json").stdout)["state"] == "finished"
+    refused = here("resume", run, "steps=9", "train.lr=0.5", "rollout.slots=4")
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: train.lr: what ")
     assert tomllib.loads((run / "job.toml").read_text())["steps"] == 1, "what was refused has changed nothing"
     more = command("resume", run, f"steps={STEPS}", "rollout.slots=4")
     assert more.returncode == 0, more.stderr
-    found = json.loads(command("status", run, "--json").stdout)
+    found = json.loads(here("status", run, "--json").stdout)
     assert (found["state"], found["step"], found["steps"]) == ("finished", STEPS, STEPS)
-    books = json.loads(command("cost", run, "--json").stdout)
+    books = json.loads(here("cost", run, "--json").stdout)
     assert [step["step"] for step in books["steps"]] == [*range(STEPS + 1)]
     assert books["executions"] == 3
     assert books["functions"]["generate"]["replica_s"] > 0
@@ -119,15 +119,15 @@ def test_status_says_why_and_resume_takes_more_steps(job: Job, tmp_path: Path) -
 
 def test_the_model_and_the_adapter_of_a_run(job: Job, undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert command("export", undisturbed, out).returncode == 0
+    assert here("export", undisturbed, out).returncode == 0
     assert {p.name: p.read_bytes() for p in out.iterdir()} == {
         p.name: p.read_bytes() for p in (undisturbed / "model").iterdir()
     }
-    assert "is there already; name a new directory" in command("export", undisturbed, out).stderr
-    assert "the job has trained all weights" in command("export", undisturbed, "--adapter").stderr
+    assert "is there already; name a new directory" in here("export", undisturbed, out).stderr
+    assert "the job has trained all weights" in here("export", undisturbed, "--adapter").stderr
     done = command("run", job.file, "--run-dir", tmp_path / "run", "steps=1", "validation.every=0", "model.lora_rank=2")
     assert done.returncode == 0, done.stderr
-    assert command("export", tmp_path / "run", "--adapter").returncode == 0
+    assert here("export", tmp_path / "run", "--adapter").returncode == 0
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -173,9 +173,8 @@ def test_a_job_from_python(job: Job, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "model").symlink_to(job.directory / "model")
     (tmp_path / "train.jsonl").symlink_to(job.directory / "train.jsonl")
-    environment = ENV | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250,
+        [sys.executable, "script.py"], cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=250,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -146,16 +146,15 @@ def test_half_a_split_in_the_cache_is_not_trained_on(desk: Desk) -> None:
     assert "FAIL" in desk.doctor(HF_HUB_OFFLINE="1")
 
 
-def test_a_model_is_pushed_where_it_can_be_named(desk: Desk) -> None:
+def test_a_model_is_pushed_where_it_can_be_named(desk: Desk, undisturbed: Path) -> None:
     """What a push has sent is a model that another job begins with."""
-    assert desk.command("run", "job.toml").returncode == 0
-    done = desk.command("export", "hub", "out", "--push", "acme/trained", HF_TOKEN="hf_secret")
+    done = desk.command("export", undisturbed, "out", "--push", "acme/trained", HF_TOKEN="hf_secret")
     assert done.returncode == 0, done.stderr
     sent = desk.hub.repositories["models/acme/trained"].files
     assert {name: sent[name] for name in sent if name != ".gitattributes"} == {
         path.name: path.read_bytes() for path in (desk.directory / "out").iterdir()
     }
     assert "ok    model: " in desk.doctor(model="acme/trained")
-    refused = desk.command("export", "hub", "out2", "--push", "trained")
+    refused = desk.command("export", undisturbed, "out2", "--push", "trained")
     assert "--push: got 'trained', wants ORG/NAME" in refused.stderr
     assert not (desk.directory / "out2").exists()

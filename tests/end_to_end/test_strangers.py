@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.exchange.servers import RedisServer
-from tests.support.tiny_job import Job, command
+from tests.support.tiny_job import Job, command, here
 
 pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(300)]
 
 
 def refused(*words: object) -> str:
-    done = command(*words)
+    done = here(*words)
     assert done.returncode == 1, done.stdout + done.stderr
     (line,) = done.stderr.splitlines()
     return line

@@ -55,6 +55,8 @@ class ControlPlane:
         """The API does not answer."""
         self.instead: Response | None = None
         """What the ingress answers to every request."""
+        self.astray = 0
+        """The next requests that wait behind another, whoever is free."""
         self.statics: dict[str, Json] = {}
         self.denied: set[tuple[str, str]] = set()
         paths = [f"{prefix}/namespaces/{{ns}}/{{kind}}" for prefix in PREFIXES]
@@ -185,6 +187,9 @@ class ControlPlane:
         body = await request.body()
         if self.instead is not None:
             return self.instead
+        if self.astray:
+            self.astray -= 1
+            await asyncio.Event().wait()
         pod = await self._free(revision)
         revision.requests += 1
         duplex = revision.template["metadata"]["annotations"].get("features.knative.dev/http-full-duplex")

@@ -297,6 +297,21 @@ def test_a_replica_that_is_cut_off_is_replaced(control_plane: Start) -> None:
     run(test())
 
 
+def test_a_request_that_went_astray_is_made_again(control_plane: Start) -> None:
+    """Queued at a busy replica while another is idle: no attempt is lost by it."""
+    plane = control_plane()
+
+    async def test() -> None:
+        async with knative(plane, timing=replace(FAST, astray_s=0.5)) as platform:
+            await platform.scale("count", 1)
+            await answer(platform, count("a"))
+            plane.astray = 2
+            assert (await answer(platform, count("b")))[-1].kind == "done"
+            assert plane.astray == 0
+
+    run(test())
+
+
 def test_a_response_that_ran_into_its_limit_is_no_answer(control_plane: Start) -> None:
     plane = control_plane()
 

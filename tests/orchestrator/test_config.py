@@ -1,11 +1,13 @@
 """Every mistake in a job file is one line: the key, what it got, what would be right."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.base.errors import ConfigError
+from orchestrator.job.checks import check_code
 from orchestrator.job.config import JobConfig, dump_job, load_job, parse_job
 
 GOOD: dict[str, Any] = {"name": "tiny", "steps": 3, "model": {"path": "model"}, "data": {"train": "train.jsonl"}}
@@ -176,3 +178,28 @@ BF16 = {"path": "model", "dtype": "bfloat16"}
 )
 def test_functions_that_make_no_sense_are_told_in_one_line(changes: dict[str, Any], line: str) -> None:
     assert mistakes(**changes) == [f"job.toml: {line}"]
+
+
+def test_several_scorers(tmp_path: Path) -> None:
+    """Each by what follows its `:`; those without a weight weigh 1; every one is looked at before anything runs."""
+    (tmp_path / "reward.py").write_text("def brief(completions, **columns): ...\n")
+    reward: dict[str, Any] = {"score": ["rule:number", "reward.py:brief"], "weights": {"brief": 0.1}}
+    job = parse_job(GOOD | {"reward": reward}, base=tmp_path)
+    assert job.scoring["scorers"] == {"number": "rule:number", "brief": f"{tmp_path}/reward.py:brief"}
+    assert job.scoring["weights"] == {"number": 1.0, "brief": 0.1} == job.reward.weighting
+    assert "score" not in job.scoring
+    check_code(job)
+    again = parse_job(tomllib.loads(dump_job(job)), base=Path("/"))
+    assert again == job, "as a run keeps it"
+    for wrong, message in (
+        ({"score": ["rule:number", "reward.py:number"]}, "two scorers are called 'number'"),
+        ({"score": ["rule:number", "environment"]}, "an environment scores alone"),
+        ({"score": []}, "wants scorers"),
+        (reward | {"weights": {"briefly": 1.0}}, "weights.briefly: there is no such scorer; there are number, brief"),
+        ({"score": ["rule:exact", "model"]}, "reward.model is the directory"),
+        ({"score": ["rule:exact", "rule:code"]}, "rule:code runs code that a model wrote"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            parse_job(GOOD | {"reward": wrong}, base=tmp_path)
+    with pytest.raises(ConfigError, match="there is no rule 'numbr'; did you mean 'rule:number'"):
+        check_code(parse_job(GOOD | {"reward": {"score": ["rule:exact", "rule:numbr"]}}, base=tmp_path))

@@ -26,18 +26,21 @@ FUNCTIONS = Path(__file__).parents[1] / "server" / "functions_for_tests.py"
 class Pod:
     """A ticket, as the container's process that Knative calls."""
 
-    def __init__(self, root: Path, name: str, token: str = "ours", kind: str = "Parks") -> None:
+    def __init__(self, root: Path, name: str, token: str = "ours", kind: str = "Parks", devices: str = "") -> None:
         self.port, self.token, self.name = free_port(), token, name
         self.log = root / f"{name}.log"
         env = {
             "RLHF_KIND": f"{FUNCTIONS}:{kind}", "RLHF_EXCHANGE": str(root / "exchange"), "RLHF_JOB": "job",
             "RLHF_NAME": name, "RLHF_TOKEN": token, "RLHF_AGENT": str(root / "agent.sock"), "PORT": str(self.port),
-            "SECRET": "of the job",
+            "SECRET": "of the job", "NVIDIA_VISIBLE_DEVICES": devices,
         }  # fmt: skip
         with self.log.open("wb") as log:
-            command = [sys.executable, "-m", "functions.server.ticket"]
+            command = [sys.executable, "-m", "functions.server"]
             self.process = subprocess.Popen(command, env=os.environ | env, stdout=log, stderr=log)
+
+    def up(self) -> Pod:
         until(lambda: self.ready() or self.process.poll() is not None, within_s=60)
+        return self
 
     def ready(self) -> bool:
         try:
@@ -95,14 +98,14 @@ def test_a_ticket_gets_a_process_gives_it_back_and_the_next_gets_it_parked(
     agent: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     DirectoryExchange(tmp_path / "exchange" / "job").put(ALIVE, b"")
-    first = Pod(tmp_path, "pod-1")
+    first = Pod(tmp_path, "pod-1").up()
     held = first.call("hold", version=3)
     assert held["pid"] in descendants(agent.pid)
     assert held["secret"] == "of the job"
     assert first.end() == 0
-    other = Pod(tmp_path, "pod-2", token="theirs")
+    other = Pod(tmp_path, "pod-2", token="theirs").up()
     assert other.call("held")["version"] is None, "a ticket of another job"
-    second = Pod(tmp_path, "pod-3")
+    second = Pod(tmp_path, "pod-3").up()
     assert second.call("held") == held | {"name": "pod-3", "parks": 1}
     assert "was parked" in second.log.read_text()
     lines = said(agent.port, "metrics").splitlines()  # type: ignore[attr-defined]
@@ -113,7 +116,7 @@ def test_a_ticket_gets_a_process_gives_it_back_and_the_next_gets_it_parked(
 def test_a_pod_that_is_killed_in_mid_call_takes_its_process_along(
     agent: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    pod = Pod(tmp_path, "pod-1", kind="Count")
+    pod = Pod(tmp_path, "pod-1", kind="Count").up()
     with httpx.Client(timeout=60) as client:
         answer = client.send(pod.request("count", n=2, hold=1), stream=True)
         assert answer.status_code == 200
@@ -124,17 +127,40 @@ def test_a_pod_that_is_killed_in_mid_call_takes_its_process_along(
         answer.close()
 
 
+def test_a_pod_killed_while_its_process_parks_leaves_it_parked_and_who_wants_its_device_waits(
+    agent: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """A pod's grace is a second (Knative's platform), and leaving an accelerator takes as long as it takes."""
+    DirectoryExchange(tmp_path / "exchange" / "job").put(ALIVE, b"")
+    pod = Pod(tmp_path, "pod-1", devices="gpu-1").up()
+    held = pod.call("hold", version=3, until=str(tmp_path / "go"))
+    pod.process.terminate()
+    until(lambda: '{state="parking"} 1.0' in said(agent.port, "metrics"))  # type: ignore[attr-defined]
+    pod.process.kill()
+    pod.process.wait()
+    other = Pod(tmp_path, "pod-2", token="theirs", devices="gpu-0,gpu-1")
+    third = Pod(tmp_path, "pod-3", token="theirs", devices="gpu-2").up()
+    assert third.call("held")["version"] is None
+    assert not other.ready(), "the device is not free yet"
+    (tmp_path / "go").touch()
+    assert other.up().call("held")["pid"] != held["pid"]
+    again = Pod(tmp_path, "pod-4", devices="gpu-1").up()
+    assert again.call("held")["pid"] == held["pid"]
+    for one in (other, third, again):
+        assert one.end() == 0
+
+
 def test_a_pod_ends_with_its_process_and_with_its_agent(agent: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    pod = Pod(tmp_path, "pod-1")
+    pod = Pod(tmp_path, "pod-1").up()
     os.kill(pod.call("held")["pid"], signal.SIGKILL)
     assert pod.process.wait(60) == 128 + signal.SIGKILL
-    pod = Pod(tmp_path, "pod-2")
+    pod = Pod(tmp_path, "pod-2").up()
     agent.kill()
     assert pod.process.wait(60) == 1
 
 
 def test_without_an_agent_the_function_runs_in_the_pod(tmp_path: Path) -> None:
-    pod = Pod(tmp_path, "pod-1")
+    pod = Pod(tmp_path, "pod-1").up()
     assert pod.call("held")["pid"] == pod.process.pid
     assert "no process of the node's agent" in pod.log.read_text()
     assert pod.end() == 0
@@ -145,7 +171,7 @@ def test_parked_processes_end_when_their_job_has_no_orchestrator(
 ) -> None:
     exchange = DirectoryExchange(tmp_path / "exchange" / "job")
     exchange.put(ALIVE, b"")
-    pod = Pod(tmp_path, "pod-1")
+    pod = Pod(tmp_path, "pod-1").up()
     pid = pod.call("hold", version=1)["pid"]
     pod.end()
     assert exists(pid)

@@ -343,3 +343,21 @@ def test_several_rewards_make_one_score_by_their_weights(bench: Bench) -> None:
     assert scores["score"] == {(0, 0): 1.5, (0, 1): -0.5, (1, 0): 1.5, (1, 1): -0.5}
     with pytest.raises(FatalError, match=r"reward.weights names 'form', the scorer gave score, right, short for"):
         bench.score(RESPONSES, f"{name}:compute_score", weights={"form": 1.0})
+
+
+def test_several_scorers_are_numbers_by_their_names(bench: Bench) -> None:
+    file = bench.file(
+        "def brief(completions, **columns):\n    return [{'score': -len(text), 'acc': 9} for text in completions]\n"
+    )
+    scorers = {"number": "rule:number", "brief": f"{file}:brief"}
+    scores, done, _ = bench.score(RESPONSES, "", scorers=scorers, weights={"number": 2.0, "brief": 0.5})
+    assert scores["number"] == {(0, 0): 1, (0, 1): 0, (1, 0): 1, (1, 1): 1}
+    assert scores["brief"] == {(0, 0): -1, (0, 1): -1, (1, 0): -1, (1, 1): -3}
+    assert scores["score"] == {(0, 0): 1.5, (0, 1): -0.5, (1, 0): 1.5, (1, 1): 0.5}
+    assert set(scores["acc"].values()) == {9}, "what a scorer gives besides, under its own name"
+    assert json.loads(bench.exchange.get(Ref.from_json(done["texts"])).splitlines()[0])["pred"] == "4"
+    file = bench.file("def brief(completions, **columns):\n    return [1.0, None, 1.0, 1.0]\n")
+    with pytest.raises(FatalError, match=r"brief returned None for sample \(group 0, index 1\)"):
+        bench.score(RESPONSES, "", scorers=scorers, weights={"number": 2.0, "brief": 0.5})
+    with pytest.raises(FatalError, match="wants score, or scorers and weights"):
+        bench.score(RESPONSES, "rule:number", scorers=scorers, weights={"number": 1.0})

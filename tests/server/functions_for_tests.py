@@ -163,13 +163,16 @@ class Eats:
 
 
 class Parks:
-    """Holds a version and some memory, and parks; or dies of it, as an operation said."""
+    """Holds a version and some memory, and parks (not before there is a file params["until"] of `hold`); or dies of it,
+    as an operation said."""
 
     def __init__(self, *, size: int = 1) -> None:
         self.version: int | None = None
-        self.parks, self.dies, self.memory = 0, "", b""
+        self.parks, self.dies, self.memory, self.until = 0, "", b"", ""
 
     def park(self) -> int | None:
+        while self.until and not os.path.exists(self.until):
+            time.sleep(0.01)
         if self.dies == "dies_parking":
             os.kill(os.getpid(), signal.SIGKILL)
         self.parks += 1
@@ -184,6 +187,7 @@ class Parks:
         match call.operation:
             case "hold":
                 self.version, self.memory = call.params["version"], os.urandom(call.params.get("mb", 0) << 20)
+                self.until = call.params.get("until", "")
             case "sleep":
                 while True:
                     context.check()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiny_job import STEPS, Background, Job, assert_nothing_left, assert_same, command, make_job
+from tests.support.tiny_job import STEPS, Background, Job, assert_nothing_left, assert_same, command, here, make_job
 
 EPOCHS = ("data.prompts_per_step=8", "validation.every=0", "algorithm.kl.coef=0.1", "train.lr=0.05")
 """Each step is an epoch of the job's eight rows, so that every commit lies at an epoch's boundary."""
@@ -51,7 +51,7 @@ def refuse_other_rows(job: Job, run: Path) -> None:
     rows = job.directory / "train.jsonl"
     shutil.copy(rows, kept := rows.with_suffix(".kept"))
     rows.write_text(rows.read_text().replace("sums", "more"))
-    refused = command("resume", run)
+    refused = here("resume", run)
     assert refused.returncode == 2
     assert "data.train has changed since the job began" in refused.stderr
     kept.replace(rows)

@@ -79,7 +79,7 @@ def score(data_source, solution_str, ground_truth, extra_info=None):
     return solution_str.count(ground_truth) / max(1, len(solution_str))
 '''
 
-RUNNING = {b"functions.server.agent", b"functions.server", b"run", b"resume"}
+RUNNING = {b"functions.server.agent", b"functions.server.forkserver", b"functions.server", b"run", b"resume"}
 """Words of the command lines of orchestrators and functions."""
 
 
@@ -200,9 +200,12 @@ def assert_nothing_left() -> None:
 
 
 def _ours(process: int) -> bool:
+    """But for the forkserver itself; what it has forked has its words."""
     try:
         environment = Path(f"/proc/{process}/environ").read_bytes()
         words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-        return MARK.encode() in environment and not RUNNING.isdisjoint(words)
+        parent = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        kept = b"functions.server.forkserver" in words and parent == os.getpid()
+        return MARK.encode() in environment and not RUNNING.isdisjoint(words) and not kept
     except OSError:
         return False

@@ -415,3 +415,11 @@ def test_a_users_own_advantage_and_loss(bench: Bench) -> None:
     assert turned["metrics"]["actor/pg_loss"] == pytest.approx(-mine["metrics"]["actor/pg_loss"], abs=1e-6)
     with pytest.raises(FatalError, match="has no 'lost'"):
         bench.call({"loss": f"{own}:lost"}, id="lost")
+
+
+def test_each_of_several_rewards_is_a_metric(bench: Bench) -> None:
+    values = np.arange(len(bench.samples), dtype=np.float32)
+    columns = dataclasses.replace(bench.columns, sample=bench.columns.sample | {"brief": values})
+    metrics = bench.call({"optimizer": ADAM, "score": {"weights": {"brief": 0.5}}}, columns=[columns])["metrics"]
+    assert metrics["rewards/brief/mean"] == pytest.approx(values.mean())
+    assert metrics["rewards/brief/std"] == pytest.approx(values.std())

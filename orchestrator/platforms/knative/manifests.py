@@ -245,8 +245,6 @@ def _container(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
         container["volumeMounts"].append({"name": AGENT, "mountPath": config.node_agent, "readOnly": True})
     if config.command:
         container["command"] = list(config.command)
-    elif config.node_agent is not None:
-        container["command"] = ["python", "-m", "functions.server.ticket"]
     return container
 
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -82,17 +83,13 @@ class KnativePlatform:
 
     async def call(self, function: str, call: Call) -> AsyncIterator[Event]:
         queue = deployed(self._functions, function)
-        assert self._caller is not None, "deployed functions have a caller"
         await queue.acquire()
         queue.unplaced += 1
         queue.last_request_s = now_s()
         pod, over, whole = "", False, False
         try:
-            async with aclosing(self._caller.events(queue.address, call)) as events:
-                while True:
-                    event = await self._next(queue, events, placed=bool(pod))
-                    if event is None:
-                        return
+            async with aclosing(self._events(queue, call)) as events:
+                async for event in events:
                     if event.kind == "started":
                         pod = str(event.data["replica"])
                         queue.unplaced -= 1
@@ -261,16 +258,35 @@ class KnativePlatform:
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
-    async def _next(self, queue: Function, events: AsyncIterator[Event], *, placed: bool) -> Event | None:
-        """The next event; while no replica has answered, also what keeps the function from having one."""
-        if placed:
-            return await anext(events, None)
-        answer = asyncio.ensure_future(anext(events, None))
+    async def _events(self, queue: Function, call: Call) -> AsyncGenerator[Event, None]:
+        """Of one attempt; its request is made again where Knative has sent it astray."""
+        assert self._caller is not None, "deployed functions have a caller"
+        while True:
+            async with aclosing(self._caller.events(queue.address, call)) as events:
+                try:
+                    yield await self._first(queue, events)
+                except TimeoutError:
+                    queue.last_request_s = now_s()
+                    continue
+                async for event in events:
+                    yield event
+                return
+
+    async def _first(self, queue: Function, events: AsyncGenerator[Event, None]) -> Event:
+        """The event with which a replica answers. Raises PlatformError for what keeps the function from having one,
+        TimeoutError where one has been idle for `astray_s` and the request does not come to it."""
+        answer = asyncio.ensure_future(anext(events))
         failed = asyncio.ensure_future(queue.failed.wait())
+        astray_s = self._timing.astray_s
+        began_s = now_s()
         try:
-            await asyncio.wait((answer, failed), return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                raise PlatformError(queue.failure)
+            while not answer.done():
+                await asyncio.wait((answer, failed), timeout=astray_s, return_when=asyncio.FIRST_COMPLETED)
+                if failed.done() and not answer.done():
+                    raise PlatformError(queue.failure)
+                idle = [pod.since_s for pod in self._pods.of(queue.spec.name) if pod.state == "idle"]
+                if not answer.done() and now_s() - max(began_s, min(idle, default=math.inf)) >= astray_s:
+                    raise TimeoutError
             return answer.result()
         finally:
             failed.cancel()

@@ -54,6 +54,9 @@ class Timing:
     pending_s: float = 300.0
     """How long a function may be without any replica for a reason that may pass."""
     failed_starts: int = 3
+    astray_s: float = 10.0
+    """How long a request may wait while a replica is idle. An activator that pods have answered too late, on a busy
+    cluster, sends requests to the Service's address: one may come to a busy replica, and waits there for its end."""
 
 
 class Function(FunctionQueue[Literal[True]]):
