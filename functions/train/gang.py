@@ -167,7 +167,7 @@ def meet(
         )
         mesh = init_device_mesh(device.type, gang.parallel.shape(gang.size), mesh_dim_names=AXES)
         ranks = Ranks(gang.rank, gang.size, mesh, device)
-        ranks.sum(torch.zeros(1))  # NCCL wants all ranks in the first exchange; parts.py has some between two of them
+        ranks.gather({})  # NCCL wants all ranks in the first exchange; parts.py has some between two of them
         yield ranks
     except FatalError as error:
         _report(exchange, gang, "fatal", str(error))

@@ -1,9 +1,10 @@
-"""Data parallelism: the forward pass as one module that FSDP2 shards, and each rank's share of the packs.
+"""The forward pass as one module that a mesh shards (FSDP2 over dp, tensor_parallel.py), and each rank's share of the
+packs.
 
     rank r   all-gather a layer -> forward -> ... -> backward -> reduce-scatter (sum)         for each of its packs
 A pack's loss is divided by the totals of the whole batch (step.py), so gradients are added over ranks, not averaged:
-N ranks make the update of one, up to the order of additions. Ranks go through their packs in step; one that has fewer
-makes idle passes (one token, no loss), because every pass is a collective.
+N ranks make the update of one, up to the order of additions. Packs are dealt over dp. Ranks go through their packs in
+step; one that has fewer makes idle passes (one token, no loss), because every pass is a collective.
 
 FSDP2: torch.distributed.fsdp.fully_shard (arXiv:2304.11277 describes its forerunner); ZeRO stage 3 (arXiv:1910.02054).
 """
@@ -89,7 +90,8 @@ def shard(forward: Forward, mesh: DeviceMesh) -> None:
         forward.tp, rest = mesh["tp"], mesh["dp", "cp", "tp"]._flatten("dp_cp_tp")
         split_layers(forward.model, mesh["tp"])
         ends = {forward.model.get_input_embeddings(), forward.model.get_output_embeddings()}
-        layers += [child for child in backbone(forward.model).children() if _is_norm(child) and child not in ends]
+        parts = [part for part in backbone(forward.model).children() if part not in ends]
+        layers += [part for part in parts if any(True for _ in part.parameters(recurse=False))]  # the last norm
     for layer in layers:
         fully_shard(layer, mesh=dp)
     fully_shard(forward, mesh=rest)
@@ -97,10 +99,6 @@ def shard(forward: Forward, mesh: DeviceMesh) -> None:
         if isinstance(unit, FSDPModule):  # a sum: the losses are shares already (gloo knows no scaled sum)
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return bool(list(module.parameters(recurse=False)))
 
 
 def placed(tensor: Tensor, like: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ from tests.support.tiny_job import Job, command, here, history, metrics
 pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(300)]
 
 
-def test_a_job_that_trains_with_two_replicas(job: Job, tmp_path: Path) -> None:
+def test_a_job_that_trains_with_two_replicas_that_share_each_layer(job: Job, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    overrides = ("functions.train.replicas=2", "deterministic=false", "steps=2", "validation.every=0")
-    done = command("run", job.file, "--run-dir", run, *overrides)
+    mesh = ("functions.train.replicas=2", "functions.train.parallel.tp=2")
+    done = command("run", job.file, "--run-dir", run, *mesh, "deterministic=false", "steps=2", "validation.every=0")
     assert done.returncode == 0, done.stderr
     assert len(history(run)) == 3  # the beginning and two steps
     assert [line["training/global_step"] for line in metrics(run) if "actor/grad_norm" in line] == [1, 2]

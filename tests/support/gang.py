@@ -43,15 +43,16 @@ def run_gang(root: Path, scratch: Path, calls: Sequence[Call], *, die: int | Non
 
 
 def run_gangs(
-    root: Path, scratch: Path, gangs: Sequence[Sequence[Call]], *, die: int | None = None
+    root: Path, scratch: Path, gangs: Sequence[Sequence[Call]], *, die: int | None = None, device: str = "cpu"
 ) -> list[list[Ended]]:
-    """One gang after the other, in the same processes: as many as the largest has ranks."""
+    """One gang after the other, in the same processes: as many as the largest has ranks. With `cuda` each sees one
+    device."""
     started = []
     for rank in range(max(map(len, gangs))):
         ours, theirs = CONTEXT.Pipe(duplex=False)
         calls = [calls[rank].to_json() if rank < len(calls) else None for calls in gangs]
         own = scratch / f"rank-{rank}"
-        process = CONTEXT.Process(target=_rank, args=(str(root), str(own), calls, theirs, rank == die))
+        process = CONTEXT.Process(target=_rank, args=(str(root), str(own), calls, theirs, rank == die, device, rank))
         process.start()
         theirs.close()
         started.append((process, ours))
@@ -70,7 +71,8 @@ def run_gangs(
     ]
 
 
-def _rank(root: str, scratch: str, calls: Sequence[Any], answer: Any, die: bool) -> None:
+def _rank(root: str, scratch: str, calls: Sequence[Any], answer: Any, die: bool, device: str, rank: int) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
     import torch
 
     from functions.server.attempt import Attempt
@@ -89,7 +91,7 @@ def _rank(root: str, scratch: str, calls: Sequence[Any], answer: Any, die: bool)
         lines: list[bytes] = []
         if call is not None:
             attempt = Attempt(Call.from_json(call), lines.append, progress=Deadly() if die else {})
-            attempt.run(lambda: TrainFunction(device="cpu"), lambda: DirectoryExchange(root), scratch)
+            attempt.run(lambda: TrainFunction(device=device), lambda: DirectoryExchange(root), scratch)
         ended.append(lines[-1] if lines else None)
         if lines and Event.from_line(lines[-1]).kind == "error":
             break  # with the process its connections end, which its peers notice
