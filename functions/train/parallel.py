@@ -30,7 +30,8 @@ from functions.train.pipeline import Passes, Stage, execute, forwards, one_f_one
 from functions.train.tensor_parallel import TokenShare, split_layers
 
 PACKS_PER_RANK = 2
-"""Packs are made small enough that each rank gets about so many: their loads can then be balanced."""
+"""Packs are made small enough that each rank gets about so many: their loads can then be balanced; of a pipeline each
+rank of each stage, so that there is something to fill it with."""
 
 
 class Forward(nn.Module):
@@ -147,14 +148,16 @@ class Share:
         return [*self.packs, *(idle_pack() for _ in range(self.idle))]
 
 
-def share(packs_of: Callable[[int], list[Pack]], budget_tokens: int, rank: int, size: int) -> Share:
+def share(
+    packs_of: Callable[[int], list[Pack]], budget_tokens: int, rank: int, size: int, stages: int = 1
+) -> Share:
     """Rank's share of the packs that `packs_of(budget)` makes: heaviest first, each to the rank with the least so far.
 
     The same on every rank, as it depends on the samples alone.
     """
     packs = packs_of(budget_tokens)
-    if size > 1:
-        fair = -(-sum(pack.tokens.numel() for pack in packs) // (size * PACKS_PER_RANK))
+    if size * stages > 1:
+        fair = -(-sum(pack.tokens.numel() for pack in packs) // (size * stages * PACKS_PER_RANK))
         packs = packs_of(min(budget_tokens, fair))
     loads = [0] * size
     shares: list[list[Pack]] = [[] for _ in range(size)]

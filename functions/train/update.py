@@ -57,7 +57,8 @@ def share_of(state: TrainState, batch: TrainBatch, rows: Sequence[int], params: 
         return make_packs(batch.samples, rows, budget_tokens=budget_tokens, shared=shared)
 
     budget = params.micro_batch_tokens or micro_batch_default(state.model.device)
-    return share(packs_of, budget, state.ranks.place("dp"), state.ranks.count("dp"))
+    ranks = state.ranks
+    return share(packs_of, budget, ranks.place("dp"), ranks.count("dp"), ranks.count("pp"))
 
 
 def update(state: TrainState, params: TrainParams, blame: Callable[[], str]) -> dict[str, float]:

@@ -17,7 +17,7 @@ def test_a_ppo_job_with_stages_trains_both_models_in_one_call(tmp_path: Path) ->
     job.file.write_text(text + "[functions.train]\nreplicas = 2\nparallel = { pp = 2 }\n")
     ended = command("run", job.file)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    last = [json.loads(path.read_text()) for path in tmp_path.rglob("v000002*/manifest.json")]
+    last = [json.loads(path.read_text().splitlines()[0]) for path in tmp_path.rglob("v000002*/manifest.json")]
     assert sorted(manifest["version"]["model"] for manifest in last) == ["actor", "critic"]
     assert len({manifest["version"]["call"] for manifest in last}) == 1, "of one call"
     for manifest in last:
