@@ -148,9 +148,7 @@ class Share:
         return [*self.packs, *(idle_pack() for _ in range(self.idle))]
 
 
-def share(
-    packs_of: Callable[[int], list[Pack]], budget_tokens: int, rank: int, size: int, stages: int = 1
-) -> Share:
+def share(packs_of: Callable[[int], list[Pack]], budget_tokens: int, rank: int, size: int, stages: int = 1) -> Share:
     """Rank's share of the packs that `packs_of(budget)` makes: heaviest first, each to the rank with the least so far.
 
     The same on every rank, as it depends on the samples alone.

@@ -13,7 +13,9 @@ from tests.support.tiny_job import command, make_job
 @pytest.mark.slow
 def test_a_ppo_job_with_stages_trains_both_models_in_one_call(tmp_path: Path) -> None:
     job = make_job(tmp_path, steps=2)
-    text = job.file.read_text().replace("deterministic = true\n", "").replace("steps = 2\n", 'steps = 2\nrecipe = "ppo"\n')
+    text = (
+        job.file.read_text().replace("deterministic = true\n", "").replace("steps = 2\n", 'steps = 2\nrecipe = "ppo"\n')
+    )
     job.file.write_text(text + "[functions.train]\nreplicas = 2\nparallel = { pp = 2 }\n")
     ended = command("run", job.file)
     assert ended.returncode == 0, ended.stdout + ended.stderr
