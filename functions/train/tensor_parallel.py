@@ -29,6 +29,7 @@ from torch.distributed.tensor.parallel import (
 )
 from transformers import PreTrainedModel
 
+from functions.call.parallel import Parallel
 from functions.models.packing import Pack
 from functions.models.pretrained import backbone
 
@@ -81,7 +82,12 @@ def leave(parts: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Divides the layers over the ranks of `mesh`, the tp axis, in place; weights may be on the meta device."""
+    """Divides the layers over the ranks of `mesh`, the tp axis, in place; weights may be on the meta device.
+
+    ValueError for a model that does not divide so, and for one with adapters.
+    """
+    adapted = any(not parameter.requires_grad for parameter in model.parameters())
+    Parallel(tp=mesh.size()).check(model.config.to_dict(), lora=adapted)
     plan, inner = model.config.base_model_tp_plan, backbone(model)
     for name, module in list(inner.named_modules()):
         style = STYLES.get(plan.get(re.sub(r"\.\d+", ".*", name), ""))
