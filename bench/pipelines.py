@@ -45,7 +45,7 @@ class _Sleep(torch.autograd.Function):
         return states + 1
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         time.sleep(2 * ctx.seconds)
         return gradient, None
 
@@ -53,7 +53,7 @@ class _Sleep(torch.autograd.Function):
 def _passes(stage: Stage, micro_batches: int, seconds: float) -> Passes:
     def one(number: int, inputs: Tensor | None) -> Tensor:
         states = torch.zeros(1, 8, 4, requires_grad=True) if inputs is None else inputs
-        found: Tensor = _Sleep.apply(states, seconds)
+        found: Tensor = _Sleep.apply(states, seconds)  # type: ignore[no-untyped-call]
         return found.sum() if stage.last else found
 
     return Passes(stage, [(1, 8, 4)] * micro_batches, torch.float32, torch.device("cpu"), one)

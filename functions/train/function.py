@@ -195,7 +195,7 @@ def optimize_both(
         else:
             for work in due:
                 work.run()
-    held = {"held_micro_batches": max(states[0].ranks.gather(most))}
+    held = {"held_micro_batches": max(told["most"] for told in states[0].ranks.gather({"most": most}))}
     return [(metrics, stats | held, carry) for _, (metrics, stats, carry) in sorted(found.items())]
 
 

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 
+from functions.base.wire import Json
 from functions.call.function import Context
 from functions.exchange.base import NotFound
 from functions.train.gang import Ranks
@@ -37,7 +38,7 @@ def pipelines(works: Sequence[Work], ranks: Ranks) -> tuple[Pipelines, float]:
         model = work.forward.model
         ends = {id(p) for e in (model.get_input_embeddings(), model.get_output_embeddings()) for p in _of(e)}
         sizes.append(sum(p.numel() for p in model.parameters() if id(p) not in ends))
-    told = [max(sizes) for sizes in zip(*ranks.gather(sizes), strict=True)]
+    told = [max(own) for own in zip(*(part["sizes"] for part in ranks.gather({"sizes": sizes})), strict=True)]
     times = [max(1, round(size / max(told) * FINEST)) for size in told]
     unit = math.gcd(*times)
     held = [time / unit / work.forward.model.config.hidden_size for time, work in zip(times, works, strict=True)]
@@ -53,18 +54,17 @@ def _of(module: object) -> list[object]:
 def run_fused(works: Sequence[Work], ranks: Ranks, context: Context) -> int:
     """Runs the first model's work and the other's in one schedule; the most micro-batches that this rank has held."""
     shape, memory = pipelines(works, ranks)
-    found = None
+    found: Json = {}
     if ranks.rank == 0:
-        store, key = (
-            context.exchange.durable,
-            f"schedules/{hashlib.sha256(repr((shape, memory)).encode()).hexdigest()[:16]}",
-        )
+        digest = hashlib.sha256(repr((shape, memory)).encode()).hexdigest()
+        store, key = context.exchange.durable, f"schedules/{digest[:16]}"
         with suppress(NotFound):
             found = json.loads(store.get(key))
-        if found is None:
+        if not found:
             with context.phase("schedule"):
-                orders = search(shape, memory=memory, solver_s=SOLVER_S).orders
-            found = [[[task.chain, task.micro_batch, int(task.backward)] for task in order] for order in orders]
+                fused = search(shape, memory=memory, solver_s=SOLVER_S).orders
+            found = {"orders": [[[t.chain, t.micro_batch, int(t.backward)] for t in order] for order in fused]}
             store.put(key, json.dumps(found).encode())
-    orders = [[Item(model, number, bool(back)) for model, number, back in order] for order in ranks.gather(found)[0]]
+    told = ranks.gather(found)[0]["orders"]
+    orders = [[Item(model, number, bool(back)) for model, number, back in order] for order in told]
     return execute([work.passes for work in works], orders)

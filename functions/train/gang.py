@@ -139,8 +139,8 @@ class Ranks:
         told = zip(parts, sizes.tolist(), strict=True)
         found = [json.loads(part[:n].cpu().numpy().tobytes()) for part, n in told]
         if axis == "dp" and self.count("pp") > 1:
-            stages: list[list[Json]] = self.gather(found, "pp")  # by their ranks
-            return stages[-1 if self._ahead else 0]
+            stages = self.gather({"found": found}, "pp")  # by their ranks
+            return list(stages[-1 if self._ahead else 0]["found"])
         return found
 
 

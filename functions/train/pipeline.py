@@ -44,8 +44,8 @@ class Stage:
     @property
     def ranks(self) -> list[int]:
         """That have the stages, in their order."""
-        _, *inside = self.mesh.get_coordinate() or (0,)
-        column: list[int] = self.mesh.mesh[(slice(None), *inside)].tolist()
+        _, dp, cp, tp = self.mesh.get_coordinate() or (0, 0, 0, 0)
+        column: list[int] = self.mesh.mesh[:, dp, cp, tp].tolist()
         return column
 
     @property
@@ -112,7 +112,7 @@ def cut(model: PreTrainedModel, mesh: DeviceMesh) -> Stage | None:
         if stage.copied is None:
             inner.embed_tokens = nn.Identity()
         if hasattr(inner, "embedding_multiplier"):  # Granite's, of what is given as embeddings
-            inner.embedding_multiplier = 1.0
+            vars(inner)["embedding_multiplier"] = 1.0
     if not stage.last:
         inner.norm = nn.Identity()
         for name, child in model.named_children():
