@@ -109,7 +109,7 @@ def inside(report: Path, arguments: list[str]) -> int:
             setattr(owner, name, timed(part, getattr(owner, name)))
     Told.from_json = timed("spans", Told.from_json)  # type: ignore[method-assign]
     Recorder._watch = timed_coroutine("recorder", Recorder._watch)  # type: ignore[method-assign]
-    Recorder.keep_samples = timed_coroutine("samples", Recorder.keep_samples)  # type: ignore[method-assign]
+    Recorder.keep = timed_coroutine("samples", Recorder.keep)  # type: ignore[method-assign]
     span = Tracing.span
 
     @contextmanager

@@ -37,12 +37,6 @@ class Turns:
                 [{"role": "assistant", "content": "<think>\nthought\n</think>\n\nanswer"}], [self.message(_TOLD)]
             )
 
-    @classmethod
-    def load(cls, directory: Path, role: str) -> Turns:
-        """Of a model directory. ValueError as above, and as Chat.load."""
-        chat = Chat.load(directory)
-        return cls(chat, stops(directory, chat), role)
-
     def message(self, content: str, name: str = "") -> Mapping[str, Any]:
         """An observation as the template takes it."""
         if self.role == "user":

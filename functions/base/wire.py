@@ -89,9 +89,11 @@ class Call:
     epoch: int = 0
     deadline_s: float = 3600.0
     trace: Mapping[str, str] = field(default_factory=dict)
+    profile: bool = False
+    """Under torch.profiler (functions/server/profile.py)."""
 
     def to_json(self) -> Json:
-        return {
+        value = {
             "id": self.id,
             "operation": self.operation,
             "inputs": {role: [ref.to_json() for ref in refs] for role, refs in self.inputs.items()},
@@ -102,6 +104,7 @@ class Call:
             "deadline_s": self.deadline_s,
             "trace": dict(self.trace),
         }
+        return value | {"profile": True} if self.profile else value
 
     @classmethod
     def from_json(cls, value: Any) -> Call:
@@ -121,6 +124,7 @@ class Call:
                 epoch=int(value.get("epoch", 0)),
                 deadline_s=float(value.get("deadline_s", 3600.0)),
                 trace=dict(value.get("trace", {})),
+                profile=bool(value.get("profile", False)),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise WireError(f"not a Call: {error!r}") from error

@@ -11,10 +11,11 @@ from functions.call.function import FatalError
 from functions.exchange.base import Exchange
 
 
-def read_samples(call: Call, exchange: Exchange) -> SampleBatch:
+def read_samples(call: Call, exchange: Exchange, *, begun: bool = True) -> SampleBatch:
     """The call's finished samples, sorted by (group, index): in which parts and order they arrived does not matter.
 
-    Raises FatalError for a call without samples, with an unfinished sample, or with the same sample twice.
+    Raises FatalError for a call without samples, with an unfinished sample (that has tokens, where they may be not
+    `begun`), or with the same sample twice.
     """
     refs = call.inputs.get("samples", ())
     if not refs:
@@ -25,7 +26,8 @@ def read_samples(call: Call, exchange: Exchange) -> SampleBatch:
     for earlier, later in pairwise(batch.keys):
         if earlier == later:
             raise FatalError(f"call {call.id}: sample (group {later[0]}, index {later[1]}) is given twice")
-    for row in (batch.finish == Finish.UNFINISHED).nonzero()[0][:1]:
+    waits = (batch.finish == Finish.UNFINISHED) & (begun | (batch.responses.lengths > 0))
+    for row in waits.nonzero()[0][:1]:
         group, index = batch.keys[row]
         raise FatalError(f"call {call.id}: sample (group {group}, index {index}) is unfinished")
     return batch

@@ -381,3 +381,9 @@ class TrainParams:
     def from_json(cls, value: Mapping[str, Any]) -> TrainParams:
         """Raises FatalError naming the key, what it got and what would be right."""
         return parse(cls, value, "params")
+
+
+OWN = ("optimizer", "model", "objective", "temperature", "top_p", "top_k", "min_p",
+       "repetition_penalty", "banned", "max_response_length", "dropped", "epochs",
+       "mini_batches", "micro_batch_tokens", "dtype", "gradient_checkpointing", "lora")  # fmt: skip
+"""Params that a job says in other sections than [algorithm]."""

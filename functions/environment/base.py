@@ -9,6 +9,10 @@
         def reset(self, row): ...
         def step(self, text): return observation, reward, done      or the observation; None: it is over
 
+    class Agent:                                              or a harness that asks for its turns itself (harness.py)
+        def reset(self, row): ...
+        def run(self, base_url): ...                          whatever speaks OpenAI's API: it makes the prompt, too
+
 Optional: `turn_reward()` after each turn's tools; `done`, true when the episode is over; `parse(text)` to a list of
 {"name", "arguments"} where the model writes its calls otherwise than parse.py reads them; `state()` and
 `restore(state)`, JSON, where what a turn did must not be done again to come to the next one; `stateless = True` where
@@ -28,13 +32,27 @@ from typing import Any
 from functions.base.wire import Json
 
 RESERVED = frozenset(
-    ("reset", "step", "get_reward", "turn_reward", "parse", "state", "restore", "stateless", "done", "close")
+    ("reset", "step", "run", "get_reward", "turn_reward", "parse", "state", "restore", "stateless", "done", "close")
 )
 """Of an environment: its other public methods are tools."""
 
 
 class EnvironmentFailed(Exception):
     """The environment, not the policy, did something that it must not. The message is one line."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """A turn of the policy."""
+
+    text: str
+    """Without the token that ended it."""
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    before: Sequence[int] = ()
+    """All tokens of the episode before it, the prompt's included."""
+    cut_off: bool = False
+    """The policy did not end it: nobody acts on it."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +73,11 @@ class Answer:
     seconds: float = 0.0
     failed: str | None = None
     """Why there is no answer: one line."""
+    asked: Json | None = None
+    """Of a harness: what its request adds, {"messages"}, {"tokens"}, or, of its first, {"messages", "tools"}."""
 
     def to_json(self) -> Json:
-        values = dict(vars(self))
+        values = {name: value for name, value in vars(self).items() if name != "asked" or value is not None}
         return values | {"observations": [list(o) for o in self.observations], "errors": dict(self.errors)}
 
     @classmethod

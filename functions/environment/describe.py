@@ -2,7 +2,8 @@
 
     python -m functions.environment.describe '{"NAME": "KIND", ...}'
 
-Its last line of output is JSON: {"tools": {NAME: [schema, ...]}}, or {"error": one line}.
+Its last line of output is JSON: {"tools": {NAME: [schema, ...]}, "ask": [NAME of those that make their prompts]},
+or {"error": one line}.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from functions.environment.kinds import open_kind
 
 def described(kinds: dict[str, str]) -> dict[str, Any]:
     try:
-        return {"tools": {name: list(open_kind(kind).tools) for name, kind in kinds.items()}}
+        opened = {name: open_kind(kind) for name, kind in kinds.items()}
+        tools = {name: list(kind.tools) for name, kind in opened.items()}
+        return {"tools": tools, "ask": [name for name, kind in opened.items() if kind.asks]}
     except FatalError as error:
         return {"error": str(error)}
     except Exception as error:

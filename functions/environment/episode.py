@@ -27,7 +27,7 @@ from functions.base.samples import Finish
 from functions.base.wire import Json
 from functions.call import userfile
 from functions.call.function import FatalError
-from functions.environment.base import Answer, EnvironmentFailed
+from functions.environment.base import Answer, EnvironmentFailed, Said
 from functions.environment.kinds import Episode, Kind
 from functions.exchange.base import Exchange, ExchangeError, NotFound
 
@@ -65,12 +65,10 @@ class Turn:
     """Of the sample, for messages."""
     row: Mapping[str, Any]
     seed: int
-    texts: Sequence[str]
-    """Of all turns, without the tokens that ended them."""
+    said: Sequence[Said | None]
+    """All turns. None, before them: what the environment asks first, where it makes the prompt."""
     keys: Sequence[str]
     """Of their records."""
-    cut_off: bool
-    """The last one was not ended by the policy: nobody acts on it."""
     last: bool
     """No further turn is left."""
     fits: Callable[[Answer], bool]
@@ -152,7 +150,7 @@ def close(episode: Episode) -> None:
 
 def _resumed(turn: Turn, kind: Kind, exchange: Exchange, held: Episodes, timed: Callable[[], None]) -> Episode:
     """The episode after the turns before this one."""
-    before = [*zip(turn.texts, turn.keys, strict=True)][:-1]
+    before = [*zip(turn.said, turn.keys, strict=True)][:-1]
     if before and (episode := held.take(before[-1][1])) is not None:
         return episode
     timed()
@@ -168,10 +166,12 @@ def _resumed(turn: Turn, kind: Kind, exchange: Exchange, held: Episodes, timed: 
         timed()
         episode.restore(told.answer.state)
         return episode
-    for number, (text, key) in enumerate(before, start=1):
+    for number, (said, key) in enumerate(before, start=before[0][0] is not None):
         timed()
-        answer, told = episode.act(text), read(exchange, key)
-        if told is not None and list(told.answer.observations) != list(answer.observations):
+        answer, told = episode.act(said), read(exchange, key)
+        if told is not None and (list(told.answer.observations), told.answer.asked) != (
+            list(answer.observations), answer.asked
+        ):  # fmt: skip
             raise EnvironmentFailed(
                 f"{kind.name} answers turn {number} otherwise when it is asked again to come to turn "
                 f"{len(before) + 1} on another replica: give it `state` and `restore`, or `stateless = True`"
@@ -180,20 +180,22 @@ def _resumed(turn: Turn, kind: Kind, exchange: Exchange, held: Episodes, timed: 
 
 
 def _ask(turn: Turn, episode: Episode, timed: Callable[[], None]) -> Outcome:
-    answer = Answer()
-    if not turn.cut_off:
+    answer, said = Answer(), turn.said[-1]
+    if said is None or not said.cut_off:
         timed()
-        answer = episode.act(turn.texts[-1])
+        answer = episode.act(said)
     finish = _finish(turn, answer)
     if finish == Finish.UNFINISHED:
         timed()
         return Outcome(replace(answer, state=episode.state()), finish)
     timed()
-    return Outcome(answer, finish, episode.reward(turn.texts[-1]))
+    if said is None:
+        raise EnvironmentFailed("its first request has no room: data.max_prompt_length is for it, too")
+    return Outcome(answer, finish, episode.reward(said))
 
 
 def _finish(turn: Turn, answer: Answer) -> Finish:
-    if turn.cut_off:
+    if turn.said[-1] is not None and turn.said[-1].cut_off:
         return Finish.LENGTH
     if answer.done:
         return Finish.ENVIRONMENT

@@ -1,6 +1,8 @@
 """The environment function: operation `act`.
 
-inputs   samples (SampleBatch: each ends with a turn, STOP, or was cut off, LENGTH), rows (JSON: {"<group>": row})
+inputs   samples (SampleBatch: each ends with a turn, STOP, was cut off, LENGTH, or has not begun, UNFINISHED: of a
+         harness, whose first request becomes its prompt; of any other kind it goes on as it came),
+         rows (JSON: {"<group>": row})
 weights  policy (for its tokenizer and chat template)
 params   ActParams
 events   samples   ref SampleBatch of samples that go on (UNFINISHED: the answer's tokens are appended at mask 0), or of
@@ -23,22 +25,23 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import xxhash
+from tokenizers import Tokenizer
 
 from functions.base.samples import Columns, Finish, Ragged, SampleBatch
-from functions.base.turns import Turns
 from functions.base.wire import Call, Event, Json, Version
 from functions.call.function import Context, FatalError, ReplicaBroken
 from functions.call.inputs import read_samples
 from functions.call.params import parse
-from functions.environment.base import Answer
+from functions.environment.base import Answer, Said
 from functions.environment.episode import Episodes, Outcome, Turn, play, read, write
 from functions.environment.kinds import Kind, open_kind, role
+from functions.environment.template import Template
 from functions.environment.watched import Watched
 from functions.weights.manifest import read_manifest
 
@@ -56,6 +59,10 @@ class ActParams:
     """Prefix of the generation's records."""
     max_turns: int
     max_response_length: int
+    max_prompt_length: int = 1 << 30
+    """Of what a harness asks first."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template is given beside messages and tools."""
     timeout_s: float = 60.0
     """For each thing that is asked of an environment."""
     concurrency: int = 16
@@ -81,7 +88,14 @@ class _Item:
     """In the call's batch."""
     turn: Turn
     kind: Kind
-    turns: Turns
+    given: Callable[[Answer], list[int]]
+    """The tokens that an answer is."""
+    tokenizer: Tokenizer
+
+    @property
+    def opens(self) -> bool:
+        """What is asked for is its prompt."""
+        return self.turn.said[-1] is None
 
 
 class EnvironmentFunction:
@@ -89,7 +103,7 @@ class EnvironmentFunction:
 
     def __init__(self) -> None:
         self._kinds: dict[str, Kind] = {}
-        self._turns: dict[tuple[Version, str], Turns] = {}
+        self._templates: dict[Version, Template] = {}
         self._held = Episodes()
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
@@ -101,7 +115,7 @@ class EnvironmentFunction:
         prior = [event for event in context.prior if event.kind == "samples"]
         done = {key for event in prior for key in zip(event.data["group"], event.data["index"], strict=True)}
         with context.phase("read"):
-            batch = read_samples(call, context.exchange)
+            batch = read_samples(call, context.exchange, begun=False)
             rows: dict[str, Json] = {}
             for ref in call.inputs.get("rows", ()):
                 rows |= json.loads(context.exchange.get(ref))
@@ -127,6 +141,8 @@ class EnvironmentFunction:
         counts: _Counts,
     ) -> Iterator[Event]:
         def work(item: _Item, timed: Callable[[], None]) -> Outcome:
+            if item.opens and not item.kind.asks:
+                return Outcome(Answer(), Finish.UNFINISHED)
             return play(item.turn, item.kind, context.exchange, self._held, timed)
 
         watched = Watched(work, items, threads=params.concurrency, limit_s=params.timeout_s)
@@ -159,25 +175,36 @@ class EnvironmentFunction:
             raise FatalError(f"the rows of call {call.id} lack group {group}")
         row = rows[str(group)]
         kind = self._kind(row, params, name)
-        turns = self._template(call.weights["policy"], kind, context)
-        if not spans:
-            raise FatalError(f"call {call.id}: {name} has no turn")
-        digest = xxhash.xxh3_128(batch.prompts[int(batch.prompt[i])].tobytes())
-        keys, at = [], 0
-        for number, (_, stop) in enumerate(spans, start=1):
+        template = self._template(call.weights["policy"], params, context)
+        prompt = batch.prompts[int(batch.prompt[i])]
+        digest = xxhash.xxh3_128(prompt.tobytes())
+        prefix = f"{params.episodes}g{group}.i{index}/t"
+        said: list[Said | None] = [None] if kind.asks or not spans else []
+        keys, at, count = [f"{prefix}00"] * len(said), 0, int(batch.responses.offsets[i])
+        for number, (begin, stop) in enumerate(spans, start=1):
             digest.update(response[at:stop].tobytes())
-            keys.append(f"{params.episodes}g{group}.i{index}/t{number:02d}.{digest.hexdigest()[:16]}")
+            keys.append(f"{prefix}{number:02d}.{digest.hexdigest()[:16]}")
             at = stop
-        cut_off = int(batch.finish[i]) == Finish.LENGTH
-        texts = [_text(response[begin:stop], turns) for begin, stop in spans]
-        room = params.max_response_length - len(response)
+            tokens, before = response[begin:stop].tolist(), [*prompt.tolist(), *response[:begin].tolist()]
+            cut_off = number == len(spans) and int(batch.finish[i]) == Finish.LENGTH
+            logprobs = batch.logprobs[count + begin : count + stop].tolist()
+            said.append(Said(template.text(tokens), tokens, logprobs, before, cut_off))
+        room = params.max_response_length - len(response) if spans else params.max_prompt_length + 1
+
+        def given(answer: Answer) -> list[int]:
+            return template.given(answer, role(kind))
 
         def fits(answer: Answer) -> bool:
-            return len(_observed(answer, turns)) < room
+            return len(given(answer)) < room
 
         seed = int(xxhash.xxh3_64_intdigest(f"{params.seed}/{group}/{index}".encode()) >> 1)
-        turn = Turn(name, row, seed, texts, keys, cut_off, len(spans) >= params.max_turns, fits)
-        return _Item(i, turn, kind, turns)
+        return _Item(
+            i,
+            Turn(name, row, seed, said, keys, len(spans) >= params.max_turns, fits),
+            kind,
+            given,
+            template.chat.tokenizer,
+        )
 
     def _kind(self, row: Mapping[str, Any], params: ActParams, name: str) -> Kind:
         wanted = "" if "" in params.kinds else str(row.get("environment"))
@@ -188,9 +215,8 @@ class EnvironmentFunction:
             self._kinds[opened] = open_kind(opened)
         return self._kinds[opened]
 
-    def _template(self, version: Version, kind: Kind, context: Context) -> Turns:
-        key = (version, role(kind))
-        if key not in self._turns:
+    def _template(self, version: Version, params: ActParams, context: Context) -> Template:
+        if version not in self._templates:
             files = read_manifest(context.exchange, version).files
             directory = Path(context.scratch) / "tokenizer"
             directory.mkdir(exist_ok=True)
@@ -199,10 +225,10 @@ class EnvironmentFunction:
                 if name in files:
                     (directory / name).write_bytes(context.exchange.durable.get(files[name]))
             try:
-                self._turns = {key: Turns.load(directory, role(kind))}
+                self._templates = {version: Template(directory, params.template)}
             except ValueError as error:
                 raise FatalError(f"model.path: {error}") from error
-        return self._turns[key]
+        return self._templates[version]
 
     # --- what is said ------------------------------------------------------------------------------------------------
 
@@ -244,8 +270,10 @@ class EnvironmentFunction:
 
     def _answers(self, item: _Item, outcome: Outcome, context: Context) -> list[Answer]:
         """To all turns of an episode that is over."""
-        before = [read(context.exchange, key) for key in item.turn.keys[:-1]]
-        return [found.answer if found is not None else Answer() for found in before] + [outcome.answer]
+        keys = [key for key, said in zip(item.turn.keys, item.turn.said, strict=True) if said is not None]
+        before = [read(context.exchange, key) for key in keys[:-1]]
+        answers = [found.answer if found is not None else Answer() for found in before]
+        return [*answers, outcome.answer] if keys else []
 
 
 class _Counts:
@@ -279,21 +307,22 @@ def _spans(turns: Ragged, i: int) -> list[tuple[int, int]]:
     return found
 
 
-def _text(tokens: Any, turns: Turns) -> str:
-    text: str = turns.chat.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
-    return next((text.removesuffix(stop) for stop in turns.stops if text.endswith(stop)), text)
-
-
-def _observed(answer: Answer, turns: Turns) -> list[int]:
-    return turns.between([turns.message(text, name) for name, text in answer.observations])
-
-
 def _answered(batch: SampleBatch, part: Sequence[tuple[_Item, Outcome]]) -> SampleBatch:
-    """The samples with what was answered: appended at mask 0, where they go on."""
+    """The samples with what was answered: appended at mask 0, where they go on; what a harness asked first is their
+    prompt."""
     before = batch.select([item.row for item, _ in part])
-    given = [
-        _observed(outcome.answer, item.turns) if outcome.finish == Finish.UNFINISHED else [] for item, outcome in part
-    ]
+    goes_on = [outcome.finish == Finish.UNFINISHED and (not item.opens or item.kind.asks) for item, outcome in part]
+    given = [item.given(outcome.answer) if on else [] for on, (item, outcome) in zip(goes_on, part, strict=True)]
+    opened = [on and item.opens for on, (item, _) in zip(goes_on, part, strict=True)]
+    if any(opened):
+        prompts = [
+            new if opens else before.prompts[row].tolist()
+            for opens, new, row in zip(opened, given, before.prompt.tolist(), strict=True)
+        ]
+        before = dataclasses.replace(
+            before, prompts=Ragged.from_rows(prompts, np.int32), prompt=np.arange(len(part), dtype=np.int32)
+        )
+        given = [[] if opens else new for opens, new in zip(opened, given, strict=True)]
 
     def extended(flat: Any, fill: Sequence[Sequence[float]], dtype: Any) -> Any:
         rows = Ragged(flat, before.responses.lengths).rows()
@@ -334,11 +363,17 @@ def _line(
     samples: SampleBatch, i: int, item: _Item, outcome: Outcome, said: Sequence[Answer], score: float | None
 ) -> bytes:
     conversation: list[Json] = []
-    for text, answer, (begin, stop) in zip(item.turn.texts, said, _spans(samples.turns, i), strict=True):
-        conversation.append({"role": "assistant", "content": text, "tokens": stop - begin, "reward": answer.reward})
-        told = [{"role": item.turns.role, "name": name, "content": text} for name, text in answer.observations]
-        conversation += [{**message, "seconds": answer.seconds} for message in told]
-    tokenizer, error = item.turns.chat.tokenizer, outcome.answer.failed
+    for turn, answer in zip([turn for turn in item.turn.said if turn is not None], said, strict=True):
+        own = {"role": "assistant", "content": turn.text, "tokens": len(turn.tokens), "reward": answer.reward}
+        own |= {"errors": dict(answer.errors)} if answer.errors else {}
+        told = [
+            {"role": name, "content": text}
+            if answer.asked
+            else {"role": role(item.kind), "name": name, "content": text}
+            for name, text in answer.observations
+        ]
+        conversation += [own, *({**message, "seconds": answer.seconds} for message in told)]
+    tokenizer, error = item.tokenizer, outcome.answer.failed
     line = {
         "group": int(samples.group[i]),
         "index": int(samples.index[i]),

@@ -2,6 +2,9 @@
 
 file.py:Class, package.module:Class     one's own, or TRL's (own.py)
 mcp:COMMAND, mcp:http://...             the tools of an MCP server (mcp.py)
+sandbox:local, sandbox:http://...       tools python and bash in a sandbox (sandbox.py)
+verifiers:TASKSET                       a taskset of verifiers (verifiers.py)
+openenv:http://...                      an OpenEnv server (openenv.py)
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from functions.base.wire import Json
-from functions.environment.base import Answer
+from functions.environment.base import Answer, Said
 from functions.environment.own import OwnKind
 
 
@@ -22,12 +25,12 @@ class Episode(Protocol):
 
     def begin(self, row: Mapping[str, Any], seed: int) -> None: ...
 
-    def act(self, text: str) -> Answer:
-        """What follows an assistant's turn, `text` without the token that ended it."""
+    def act(self, said: Said | None) -> Answer:
+        """What follows an assistant's turn; None: what comes before the first (of a kind that `asks`)."""
         ...
 
-    def reward(self, text: str) -> float | None:
-        """Of the whole episode, its turns' rewards included; None: their sum. `text`: of its last turn."""
+    def reward(self, said: Said) -> float | None:
+        """Of the whole episode, its turns' rewards included; None: their sum. `said`: its last turn."""
         ...
 
     @property
@@ -51,6 +54,8 @@ class Kind(Protocol):
 
     name: str
     tools: Sequence[Json]
+    asks: bool
+    """Its episodes make their prompts themselves, before the first turn (harness.py)."""
 
     def episode(self) -> Episode: ...
 
@@ -62,6 +67,18 @@ def open_kind(name: str) -> Kind:
         from functions.environment.mcp import McpKind
 
         return McpKind(rest)
+    if scheme == "sandbox":
+        from functions.environment.sandbox import SandboxKind
+
+        return SandboxKind(rest)
+    if scheme == "verifiers":
+        from functions.environment.verifiers import VerifiersKind
+
+        return VerifiersKind(rest)
+    if scheme == "openenv":
+        from functions.environment.openenv import OpenEnvKind
+
+        return OpenEnvKind(rest)
     return OwnKind(name)
 
 

@@ -10,21 +10,22 @@ from __future__ import annotations
 import asyncio
 import shlex
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from functions.base.wire import Json
 from functions.call.function import FatalError
-from functions.environment.base import Answer
-from functions.environment.own import use_tools
-from functions.environment.parse import ToolCall, tool_calls
+from functions.environment.own import ToolsEpisode
+from functions.environment.parse import ToolCall
 
 OPENED_S = 60.0
 
 
 class McpKind:
     """Raises FatalError, in one line, for a server that does not answer."""
+
+    asks = False
 
     def __init__(self, server: str) -> None:
         try:
@@ -71,35 +72,8 @@ class McpKind:
             raise RuntimeError(text)
         return text
 
-    def episode(self) -> McpEpisode:
-        return McpEpisode(self)
-
-
-class McpEpisode:
-    stateless = True
-    restores = False
-
-    def __init__(self, kind: McpKind) -> None:
-        self._kind = kind
-
-    def begin(self, row: Mapping[str, Any], seed: int) -> None:
-        """Nothing of an episode is the server's."""
-
-    def act(self, text: str) -> Answer:
-        calls = tool_calls(text)
-        return use_tools(calls, self._kind.tools, self._kind.use) if calls else Answer()
-
-    def reward(self, text: str) -> float | None:
-        return None
-
-    def state(self) -> Any:
-        return None
-
-    def restore(self, state: Any) -> None:
-        """There is none."""
-
-    def close(self) -> None:
-        """The connection is the replica's."""
+    def episode(self) -> ToolsEpisode:
+        return ToolsEpisode(self.tools, self.use)
 
 
 def _schema(tool: Any) -> Json:

@@ -1,4 +1,5 @@
-"""A user's own class as an environment: with tools (TRL's `environment_factory` classes), or with `step` (base.py)."""
+"""A user's own class as an environment: with tools (TRL's `environment_factory` classes), with `step`, or with `run`, a
+harness of its own (base.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any
 from functions.base.wire import Json
 from functions.call import userfile
 from functions.call.function import FatalError
-from functions.environment.base import RESERVED, Answer, EnvironmentFailed, called, finite, text_of
+from functions.environment.base import RESERVED, Answer, EnvironmentFailed, Said, called, finite, text_of
+from functions.environment.harness import HarnessEpisode
 from functions.environment.parse import ToolCall, as_call, tool_calls
 from functions.environment.schema import schema, wrong
 
@@ -27,17 +29,21 @@ class OwnKind:
         if not callable(getattr(made, "reset", None)):
             raise FatalError(f"{name} has no method `reset`")
         methods = [n for n, _ in inspect.getmembers(made, callable) if not n.startswith("_") and n not in RESERVED]
-        self.steps = callable(getattr(made, "step", None))
-        if self.steps == bool(methods):
-            has = f"step and {', '.join(methods)}" if self.steps else "neither"
-            raise FatalError(f"{name} has {has}; an environment has `step`, or public methods that are its tools")
+        self.steps, self.asks = (callable(getattr(made, n, None)) for n in ("step", "run"))
+        if self.steps == (bool(methods) or self.asks):
+            has = f"step and {', '.join(methods) or 'run'}" if self.steps else "neither"
+            raise FatalError(
+                f"{name} has {has}; an environment has `step`, `run`, or public methods that are its tools"
+            )
         try:
-            self.tools: Sequence[Json] = [] if self.steps else [schema(n, getattr(made, n)) for n in methods]
+            self.tools: Sequence[Json] = (
+                [] if self.steps or self.asks else [schema(n, getattr(made, n)) for n in methods]
+            )
         except ValueError as error:
             raise FatalError(f"{name}: {error}") from error
 
-    def episode(self) -> OwnEpisode:
-        return OwnEpisode(self, called(self._class))
+    def episode(self) -> OwnEpisode | OwnHarness:
+        return (OwnHarness if self.asks else OwnEpisode)(self, called(self._class))
 
 
 class OwnEpisode:
@@ -58,15 +64,16 @@ class OwnEpisode:
                 f"{self._kind.name}.reset returned {said!r:.80}; what it asks stands in the data's prompt"
             )
 
-    def act(self, text: str) -> Answer:
+    def act(self, said: Said | None) -> Answer:
+        text = said.text if said is not None else ""
         return self._step(text) if self._kind.steps else self._tools(text)
 
-    def reward(self, text: str) -> float | None:
+    def reward(self, said: Said) -> float | None:
         """None: the episode is worth what its turns were."""
         method = getattr(self._own, "get_reward", None)
         if not callable(method):
             return None
-        values = {"text": text} if "text" in inspect.signature(method).parameters else {}
+        values = {"text": said.text} if "text" in inspect.signature(method).parameters else {}
         return finite(called(method, **values), f"{self._kind.name}.get_reward")
 
     def state(self) -> Any:
@@ -107,6 +114,49 @@ class OwnEpisode:
         number = finite(called(reward), f"{self._kind.name}.turn_reward") if callable(reward) else None
         done = getattr(self._own, "done", False) is True
         return Answer(answer.observations, number, done, answer.calls, answer.errors)
+
+
+class OwnHarness(HarnessEpisode):
+    def __init__(self, kind: OwnKind, environment: Any) -> None:
+        self._own = OwnEpisode(kind, environment)
+        super().__init__(kind.name, lambda base_url: called(environment.run, base_url), self._own.reward)
+
+    def begin(self, row: Mapping[str, Any], seed: int) -> None:
+        self._own.begin(row, seed)
+        super().begin(row, seed)
+
+    def close(self) -> None:
+        super().close()
+        self._own.close()
+
+
+class ToolsEpisode:
+    """Of tools that are no class's: what one answers does not depend on the episode's earlier calls."""
+
+    stateless = True
+    restores = False
+
+    def __init__(self, tools: Sequence[Json], use: Call) -> None:
+        self._tools, self._use = tools, use
+
+    def begin(self, row: Mapping[str, Any], seed: int) -> None:
+        """Nothing of an episode is the tools'."""
+
+    def act(self, said: Said | None) -> Answer:
+        calls = tool_calls(said.text) if said is not None else []
+        return use_tools(calls, self._tools, self._use) if calls else Answer()
+
+    def reward(self, said: Said) -> float | None:
+        return None
+
+    def state(self) -> Any:
+        return None
+
+    def restore(self, state: Any) -> None:
+        """There is none."""
+
+    def close(self) -> None:
+        """What it uses is the replica's."""
 
 
 def use_tools(calls: Sequence[ToolCall], tools: Sequence[Json], use: Call) -> Answer:

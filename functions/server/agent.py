@@ -139,10 +139,10 @@ class NodeAgent:
             self.clients.discard(client)
             self.over |= alone
             for replica in self.replicas.values():
-                if replica.client is client and replica.state == "parking":  # its pod's grace was the shorter
+                if replica.client is client:
                     replica.client = None
-                elif replica.client is client:
-                    self.kill(replica)
+                    if replica.state != "parking":  # else its pod's grace was the shorter
+                        self.kill(replica)
                 elif replica.following is not None and replica.following[0] is client:
                     replica.following = None
                     if replica.state == "waking":

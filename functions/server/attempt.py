@@ -28,6 +28,7 @@ from functions.call.function import Cancelled, Context, FatalError, Function, Re
 from functions.call.meter import LoadTime, Meter
 from functions.exchange.base import Buffer, Corrupt, Exchange, NotFound, Unavailable, Unsuitable
 from functions.exchange.node import node_of
+from functions.server.profile import profiled
 
 VALUES_LIFETIME_S = 2 * 86400.0
 LOG_LIFETIME_S = 86400.0
@@ -208,6 +209,8 @@ class Attempt:
     def _once(self, function: Function, record: CallLog, context: Context, prior: list[Event]) -> None:
         """Runs the function, recording and sending its events; those recorded are added to `prior`."""
         events = function.call(self.call, context)
+        if self.call.profile:
+            events = profiled(events, context, f"{self.call.prefix}profile.json.gz")
         try:
             for event, lines in _entries(events):
                 context.check()

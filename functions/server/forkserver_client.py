@@ -21,7 +21,7 @@ FORKSERVER = "RLHF_FORKSERVER"
 """The environment variable by which orchestrators find it: the path of its Unix socket."""
 ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
 """Else glibc keeps up to 64 MB for each thread that has freed them, also of a process that parks (malloc_trim(3))."""
-READ = re.compile("PYTHON|LD_|MALLOC_|CUDA|NVIDIA|TORCH|PYTORCH|HF_|HUGGINGFACE|TRANSFORMERS|HOME$|XDG_|LANG|LC_|TZ$")
+READ = re.compile("PYTHON|LD_|MALLOC_|CUDA|NVIDIA|TORCH_|PYTORCH_|HF_|HUGGINGFACE|TRANSFORMERS|HOME$|XDG_|LANG|LC_|TZ$")
 ANSWERS_S = 300.0
 """How long a client waits for an agent, at most; the first waits for the libraries, on a machine however busy."""
 

@@ -31,7 +31,7 @@ class Replica:
     start: Start
     begun_s: float
     client: Lines | None
-    """Who uses it, and has not been told that it is gone; None: nobody, it is parked."""
+    """Who uses it, and has not been told that it is gone; None: nobody, it is parked, or its client went first."""
     state: State = "working"
     since_s: float = 0.0
     version: int = -1

@@ -11,6 +11,7 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi.responses import FileResponse
 
 from functions.base.logs import LogLine
 from functions.base.wire import Json, Version
@@ -30,6 +31,7 @@ from orchestrator.api.views.thin import Names, columns, parts, thinned
 from orchestrator.api.views.timeline import Timelines
 from orchestrator.job.config import JobConfig
 from orchestrator.recipes.settings import rollout_diff
+from orchestrator.run.directory import PROFILE, profiles_of
 from orchestrator.run.events import FILE as EVENTS
 from orchestrator.run.events import EventType
 from orchestrator.run.ledger import Books
@@ -39,6 +41,7 @@ from orchestrator.telemetry.where import advice, parts_of
 
 JSON_TYPE = "application/json"
 LARGEST_TIME_S = 1e10
+PROFILE_NAME = r"^[a-z-]{1,32}-[0-9]{1,6}\.json\.gz$"
 JobId = Annotated[str, Path(pattern=ID, max_length=48, description="A job's id")]
 AnyStep = Annotated[int | None, Query(ge=0, le=10**9)]
 Points = Annotated[
@@ -127,6 +130,19 @@ def view_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
     )  # fmt: skip
     def checkpoints(id: JobId) -> dict[str, Any]:
         return checkpoints_of(jobs.get(id), jobs.directory(id))
+
+    @router.get(
+        "/{id}/profiles/{step}/{name}", operation_id="getProfile", summary="A call's Chrome trace, gzipped",
+        response_class=FileResponse,
+    )  # fmt: skip
+    def profile(
+        id: JobId, step: Annotated[int, Path(ge=0, le=10**9)], name: Annotated[str, Path(pattern=PROFILE_NAME)]
+    ) -> FileResponse:
+        jobs.get(id)
+        file = jobs.directory(id) / PROFILE / f"{step:06d}" / name
+        if not file.is_file():
+            raise ApiError(404, f"step {step} has no profile {name!r}")
+        return FileResponse(file, media_type="application/gzip")
 
     @router.get(
         "/{id}/samples", operation_id="listSamples", summary="Samples of a step: prompt, response, reward",
@@ -293,7 +309,12 @@ def checkpoints_of(job: Job, directory: FilePath) -> Json:
         }
         for e in kept
     ]  # fmt: skip
-    return {"checkpoints": listed, "model": (directory / "model").is_dir(), "run": str(directory)}
+    profiles = [
+        {"step": int(file.parent.name), "name": file.name, "bytes": file.stat().st_size}
+        for file in profiles_of(directory)
+    ]
+    model = (directory / "model").is_dir()
+    return {"checkpoints": listed, "profiles": profiles, "model": model, "run": str(directory)}
 
 
 def held_bytes(directory: FilePath, versions: Iterable[Json]) -> int | None:

@@ -233,6 +233,7 @@ class _Attempt:
             stop_s=_now_s(),
             stats=stats,
             phases=self.phases(),
+            profile=done.data.get("profile"),
         )
 
     def phases(self) -> list[tuple[str, float, float]]:

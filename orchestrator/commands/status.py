@@ -19,7 +19,7 @@ from orchestrator.base.errors import RunError
 from orchestrator.commands.arguments import json_output, print_json, run_directory
 from orchestrator.job.config import JobConfig
 from orchestrator.recipes.settings import rollout_diff
-from orchestrator.run.directory import RunDirectory
+from orchestrator.run.directory import PROFILE, RunDirectory, profiles_of
 from orchestrator.run.events import END_TYPES, FILE, read_events
 from orchestrator.run.ledger import Books, read_books, total
 from orchestrator.session.terminal_view import duration, number, sparkline, spending
@@ -67,6 +67,7 @@ def status(directory: RunDirectory) -> dict[str, Any]:
         "replica_s": None if books is None else total(books.functions).replica_s,
         "wall_s": None if books is None else books.wall_s,
         "metrics": rows[-1] if rows else {},
+        "profiles": [str(path) for path in profiles_of(directory.path)],
         "step_time_s": parts_of(rows[-1]) if rows else {},
         "advice": advice_of(job, rows[-1]) if rows else "",
         "health": [asdict(sign) for sign in signs_of(job, rows)],
@@ -101,7 +102,12 @@ def print_status(directory: RunDirectory, console: Console | None = None) -> Non
     books = read_books(_books(directory))
     kind, reason = state_of(directory, rows)
     state = f"running ({reason})" if kind == "running" else f"{kind}: {reason}" if reason else kind
-    (console or Console()).print(status_table(job, state, rows, books), soft_wrap=False, highlight=False)
+    console = console or Console()
+    console.print(status_table(job, state, rows, books), soft_wrap=False, highlight=False)
+    if found := profiles_of(directory.path):
+        console.print(
+            f"profiled calls, for https://ui.perfetto.dev: {len(found)} in {directory.path / PROFILE}/", highlight=False
+        )
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -9,14 +9,16 @@ the run directory; `resume` reads that one.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from functions.base.suggest import did_you_mean
+from functions.call.train_params import OWN, TrainParams
 from orchestrator.base.errors import ConfigError
 from orchestrator.base.section import Section
 from orchestrator.base.values import check_values
@@ -38,7 +40,7 @@ from orchestrator.job.sections import (
     TrainConfig,
     ValidationConfig,
 )
-from orchestrator.job.telemetry import TelemetryConfig
+from orchestrator.job.telemetry import ProfileConfig, TelemetryConfig
 from orchestrator.planner.base import TAIL
 from orchestrator.platforms.config import PlatformConfig
 
@@ -76,6 +78,7 @@ class JobConfig(Section):
     limits: LimitsConfig = LimitsConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    profile: ProfileConfig = ProfileConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> JobConfig:
@@ -92,6 +95,8 @@ class JobConfig(Section):
             raise ValueError("validation.patience: wants checkpoints.best, the metric that has to get better")
         if not self.steps and not (self.validate_every and self.validation.at_start):
             raise ValueError("steps: 0 steps only validate, which wants data.validation and validation.at_start")
+        if beyond := [step for step in self.profile.steps if step > self.steps]:
+            raise ValueError(f"profile.steps: got {beyond[0]}, the job has {self.steps}")
         if ("model" in self.reward.scorers.values()) != (self.reward.model is not None):
             raise ValueError('reward.model is the directory that score = "model" uses: set both or neither')
         if self.reward.score == "environment" and self.environment is None:
@@ -199,12 +204,37 @@ def _fields_at(path: Sequence[str | int]) -> list[str]:
     return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
 
 
+def elsewhere(name: str) -> str:
+    """ "; did you mean 'train.lr'?" for the name of a key of another section, `kl_coef` for `algorithm.kl.coef` too."""
+    keys = [key for key in _keys(JobConfig) if "." in key and f".{key}".replace(".", "_").endswith(f"_{name}")]
+    nearest = min(keys, key=lambda key: key.count("."), default=None)
+    return "" if nearest is None else f"; did you mean {nearest!r}?"
+
+
+def _keys(kind: Any, within: str = "") -> Iterator[str]:
+    """The dotted keys of a section, or of params of train calls; those of its own tables after them."""
+    section = isinstance(kind, type) and issubclass(kind, BaseModel)
+    types = {n: f.annotation for n, f in kind.model_fields.items()} if section else get_type_hints(kind)
+    if kind is TrainParams:
+        types = {name: type for name, type in types.items() if name not in OWN}
+    tables = []
+    for name, annotation in types.items():
+        yield f"{within}{name}"
+        inner = TrainParams if f"{within}{name}" == "algorithm" else annotation
+        for found in (inner, *get_args(inner)):
+            if isinstance(found, type) and (issubclass(found, BaseModel) or is_dataclass(found)):
+                tables.append((found, f"{within}{name}.{'generate.' if name == 'functions' else ''}"))
+    for table, place in tables:
+        yield from _keys(table, place)
+
+
 def _explain(error: Any) -> str:
     path = [p for p in error["loc"] if p != "[key]"]
     key = ".".join(map(str, path)) or "job"
     got = error.get("input")
     if error["type"] == "extra_forbidden":
-        near = did_you_mean(str(path[-1]), _fields_at(path), within="".join(f"{p}." for p in path[:-1]))
+        within = "".join(f"{p}." for p in path[:-1])
+        near = elsewhere(str(path[-1])) or did_you_mean(str(path[-1]), _fields_at(path), within=within)
         return f"{key}: unknown key" + (near or f"; the keys here are {', '.join(_fields_at(path))}")
     if error["type"] == "missing":
         return f"{key}: is required and was not set"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from functions.base.chat import Chat
-from functions.base.turns import Turns, check_tools
+from functions.base.turns import Turns, check_tools, stops
 from functions.base.wire import Json
 from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import JobConfig
@@ -24,19 +24,23 @@ Tools = Mapping[str, Sequence[Json]]
 """Schemas of each environment's tools, by the name that rows have for it."""
 
 
-def environment_tools(job: JobConfig, chat: Chat) -> Tools:
-    """Raises ConfigError, in one line, for an environment that does not open or a chat template that cannot have it."""
+def environment_tools(job: JobConfig, chat: Chat) -> tuple[Tools, bool]:
+    """And whether one of them makes its prompts itself, a harness. Raises ConfigError, in one line, for an environment
+    that does not open or a chat template that cannot have it."""
     assert job.environment is not None, "the job has one"
     if not chat.has_template:
         raise ConfigError(f"model.path: {job.model.path} has no chat template; an [environment] wants one")
-    tools = _opened(job.environment.kinds)
+    said = _opened(job.environment.kinds)
+    tools: Tools = said["tools"]
     try:
-        for schemas in tools.values():
-            Turns.load(Path(job.model.path), "tool" if schemas else "user")
+        for name, schemas in tools.items():
+            ends = stops(Path(job.model.path), chat)
+            if name not in said["ask"]:  # what a harness says in which role shows when it does
+                Turns(chat, ends, "tool" if schemas else "user")
             check_tools(chat, schemas)
     except ValueError as error:
         raise ConfigError(f"model.path: {error}") from error
-    return tools
+    return tools, bool(said["ask"])
 
 
 def tools_of(row: Row, tools: Tools) -> Sequence[Json] | None:
@@ -47,7 +51,7 @@ def tools_of(row: Row, tools: Tools) -> Sequence[Json] | None:
     return tools[name] or None
 
 
-def _opened(kinds: Mapping[str, str]) -> Tools:
+def _opened(kinds: Mapping[str, str]) -> Json:
     command = [sys.executable, "-m", "functions.environment.describe", json.dumps(dict(kinds))]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=OPENED_S, check=False)
@@ -61,5 +65,4 @@ def _opened(kinds: Mapping[str, str]) -> Tools:
         raise ConfigError(f"environment.kind: does not open: {last}") from None
     if "error" in said:
         raise ConfigError(f"environment.kind: {said['error']}")
-    tools: Tools = said["tools"]
-    return tools
+    return said

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from orchestrator.base.section import Section
 
-SCHEMES = ("mcp:",)
+SCHEMES = ("mcp:", "sandbox:", "verifiers:", "openenv:")
 """Of environments that are no file's (functions/environment/kinds.py)."""
 
 
@@ -17,8 +17,8 @@ class EnvironmentConfig(Section):
     """What answers the policy's turns (docs/environments.md)."""
 
     kind: str | Mapping[str, str]
-    """`<file.py>:<Class>`, or `mcp:<command or URL>`; or several by name: a row's column `environment` says which is
-    its own."""
+    """`<file.py>:<Class>`, `mcp:<command or URL>`, `sandbox:local`, `verifiers:<taskset>`, `openenv:<URL>`; or several
+    by name: a row's column `environment` says which is its own."""
     max_turns: int = Field(8, ge=1)
     """Turns of one episode, at most."""
     timeout_s: float = Field(60.0, gt=0)

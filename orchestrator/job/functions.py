@@ -20,6 +20,8 @@ def function_specs(job: JobConfig, models: Sequence[str]) -> list[FunctionSpec]:
     """In the order in which a step first uses them."""
     environment = () if job.environment is None else ("environment",)
     roles = roles_of([*models, *environment], tail=TAIL in job.functions)
+    if not job.steps:  # an evaluation
+        roles = [role for role in roles if role.kind in ("generate", "environment", "reward")]
     return [_spec(job, role) for role in roles if role.name != "reward" or job.reward.score != "environment"]
 
 

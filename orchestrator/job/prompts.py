@@ -27,6 +27,8 @@ class PromptSet:
     first_group: int = 0
     chat: Chat | None = field(default=None, compare=False)
     """The tokenizer, for responses that the rows give."""
+    asked: int = 0
+    """As PromptSource's: what is here instead is what the data says."""
 
     def given(self, columns: Sequence[str]) -> list[list[list[int]]]:
         """Tokens of each prompt's responses in `columns`, each with the end of sequence. Raises DataError."""
@@ -46,6 +48,8 @@ class PromptSource:
     held_out: Tokenized
     shuffle: bool
     chat: Chat | None = None
+    asked: int = 0
+    """Tokens of the longest prompt that an environment may make itself; 0: none does."""
 
     @classmethod
     def load(cls, job: JobConfig) -> PromptSource:
@@ -64,7 +68,7 @@ class PromptSource:
         elif job.data.validation_fraction:
             train, held_out = split(train, job.data.validation_fraction, job.seed)
 
-        tools = {} if job.environment is None else environment_tools(job, chat)
+        tools, asks = ({}, False) if job.environment is None else environment_tools(job, chat)
 
         def encode(row: Row) -> Sequence[int]:
             prompt = row.prompt
@@ -75,7 +79,8 @@ class PromptSource:
         def encoded(rows: Sequence[Row]) -> Tokenized:
             return tokenize(rows, encode, max_prompt_length=job.data.max_prompt_length, over_long=job.data.over_long)
 
-        return cls(encoded(train), encoded(held_out) if held_out else NOTHING, job.data.shuffle, chat)
+        room = job.data.max_prompt_length if asks else 0
+        return cls(encoded(train), encoded(held_out) if held_out else NOTHING, job.data.shuffle, chat, room)
 
     @property
     def summary(self) -> str:
@@ -91,7 +96,7 @@ class PromptSource:
     @property
     def longest(self) -> int:
         """Tokens of the longest prompt, validation included."""
-        return max((len(tokens) for tokens in (*self.train.tokens, *self.held_out.tokens)), default=0)
+        return max(self.asked, *(len(tokens) for tokens in (*self.train.tokens, *self.held_out.tokens)), 0)
 
     @cached_property
     def digest(self) -> str:
@@ -115,10 +120,10 @@ class PromptSource:
 
     def draw(self, cursor: Cursor, size: int, *, first_group: int) -> tuple[PromptSet, Cursor]:
         drawn, cursor = next_batch(cursor, len(self.train.rows), size, shuffle=self.shuffle)
-        return replace(_prompts(self.train, drawn, first_group), chat=self.chat), cursor
+        return replace(_prompts(self.train, drawn, first_group), chat=self.chat, asked=self.asked), cursor
 
     def validation(self) -> PromptSet:
-        return _prompts(self.held_out, range(len(self.held_out.rows)), 0)
+        return replace(_prompts(self.held_out, range(len(self.held_out.rows)), 0), asked=self.asked)
 
 
 def _prompts(data: Tokenized, at: Sequence[int], first_group: int) -> PromptSet:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,13 @@ class MlflowConfig(Section):
     tracking_uri: str | None = None
     """None: what MLFLOW_TRACKING_URI says."""
     experiment: str = "rlhf-orchestrate"
+
+
+class ProfileConfig(Section):
+    """Traces of calls by torch.profiler, for Perfetto (docs/telemetry.md)."""
+
+    steps: tuple[Annotated[int, Field(ge=1)], ...] = Field((), strict=False)
+    """Of which each call of functions that run torch is traced; it is slower meanwhile."""
 
 
 class TelemetryConfig(Section):

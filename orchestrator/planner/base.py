@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 GENERATE = "generate"
 TAIL = "generate-tail"
@@ -145,6 +145,8 @@ class CallObservation:
     train `ranks` besides, the size of its gang."""
     phases: Sequence[tuple[str, float, float]] = ()
     """What it was spent on, as the replica told: (name, start, stop) in event-loop seconds; one may lie in another."""
+    profile: Mapping[str, Any] | None = None
+    """The Ref of its torch profile, as JSON, where it has one."""
 
 
 @dataclass(frozen=True)

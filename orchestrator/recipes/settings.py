@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,12 @@ from functions.base.chat import Chat
 from functions.base.suggest import did_you_mean
 from functions.base.wire import Json
 from functions.call.function import FatalError
-from functions.call.train_params import ROLLOUT_BOUNDS, TrainParams
+from functions.call.train_params import OWN, ROLLOUT_BOUNDS, TrainParams
 from orchestrator.base.errors import ConfigError
-from orchestrator.job.config import JobConfig
+from orchestrator.job.config import JobConfig, elsewhere
 from orchestrator.job.roles import BY_NAME, TRAINERS
 from orchestrator.job.sections import OptimConfig
 from orchestrator.recipes.base import Recipe
-
-OWN = ("optimizer", "model", "objective", "temperature", "top_p", "top_k", "min_p",
-       "repetition_penalty", "banned", "max_response_length", "dropped", "epochs",
-       "mini_batches", "micro_batch_tokens", "dtype", "gradient_checkpointing", "lora")  # fmt: skip
-"""Params that other sections of a job say."""
 
 
 def train_settings(job: JobConfig, recipe: Recipe) -> dict[str, TrainParams]:
@@ -35,6 +30,9 @@ def train_settings(job: JobConfig, recipe: Recipe) -> dict[str, TrainParams]:
     for key in job.algorithm:
         if key in OWN:
             raise ConfigError(f"algorithm.{key}: is set by [train], [rollout] or [model], not here")
+        if key not in (known := [field.name for field in fields(TrainParams) if field.name not in OWN]):
+            hint = did_you_mean(key, known, within="algorithm.") or f"; the keys here are {', '.join(known)}"
+            raise ConfigError(f"algorithm.{key}: unknown key{elsewhere(key) or hint}")
     rank, weights = job.model.lora_rank, {"score": {"weights": dict(found)}} if (found := job.reward.weighting) else {}
     settings = merged(merged(_kept_settings(job, recipe), weights), job.algorithm) | {
         "temperature": job.rollout.temperature or 1.0,

@@ -6,6 +6,7 @@ journal/       the committed history                  model/        the final po
 metrics.jsonl  one line a step                        tensorboard/  event files
 cost.json      replica-seconds and dollars            events.jsonl  what happened, one line an event
 now.json       replicas at this moment                plans.jsonl   what was decided before each step
+profile/       traces of calls, by step and function  code/         functions of a notebook
 lock           held while an orchestrator works      api.json, process, orchestrator.log   of the job API
 """
 
@@ -30,6 +31,7 @@ from orchestrator.job.config import JobConfig, dump_job, load_job
 from orchestrator.run.identity import JOURNAL, RunIdentity, delete_held, may_change
 
 FORMAT = 2
+PROFILE = "profile"
 LOCK_TRIES = 20
 LONGEST = 28
 """Of names with digits: a function's name and a revision's number come after them, and a label holds 63."""
@@ -166,6 +168,11 @@ class RunDirectory:
         except (FileNotFoundError, ValueError):
             return None
         return None
+
+
+def profiles_of(run: Path) -> list[Path]:
+    """Traces of calls, `profile/NNNNNN/<function>-<n>.json.gz`."""
+    return sorted((run / PROFILE).glob("[0-9]*/*.json.gz"))
 
 
 def unique_name(name: str) -> str:

@@ -26,7 +26,7 @@ from orchestrator.calls.fleet import Fleet
 from orchestrator.job.config import JobConfig
 from orchestrator.planner.base import CallObservation, StepPlan
 from orchestrator.platforms.base import FunctionSpec, Platform
-from orchestrator.run.directory import write_atomically
+from orchestrator.run.directory import PROFILE, write_atomically
 from orchestrator.run.events import EventLog
 from orchestrator.run.journal import Record
 from orchestrator.run.ledger import Books, Cost, Ledger, total
@@ -100,9 +100,9 @@ class Recorder:
         """Of the job until now."""
         return total(self._ledger.count(self._platform.usage(), asyncio.get_running_loop().time()).functions)
 
-    async def keep_samples(self, number: int, report: StepReport) -> None:
-        """Writes samples/NNNNNN.jsonl: the first of the step's scored samples, in the order (group, index); and
-        samples/validation-NNNNNN.jsonl, those of the validation after it."""
+    async def keep(self, number: int, report: StepReport) -> None:
+        """Writes samples/NNNNNN.jsonl: the first of the step's scored samples, in the order (group, index);
+        samples/validation-NNNNNN.jsonl, those of the validation after it; and the traces of a step that is profiled."""
         kept = await self._texts(report.texts)
         if kept and report.mismatch is not None:
             found = Columns.decode(await self._store.get(report.mismatch))
@@ -112,6 +112,12 @@ class Recorder:
                     text[name] = said.get((text["group"], text["index"]))  # None: it did not train
         self._write_texts(f"{number:06d}", kept)
         self._write_texts(f"validation-{number:06d}", await self._texts(report.validation_texts))
+        counts = Counter[str]()
+        for call in report.calls:
+            if call.profile is not None:
+                counts[call.function] += 1
+                name = f"{call.function}-{counts[call.function]}.json.gz"
+                self._write(PROFILE, f"{number:06d}/{name}", await self._store.get(Ref.from_json(call.profile)))
 
     async def _texts(self, refs: Sequence[Ref]) -> list[Json]:
         texts = [json.loads(line) for ref in refs for line in (await self._store.get(ref)).splitlines()]
@@ -120,10 +126,13 @@ class Recorder:
     def _write_texts(self, name: str, kept: Sequence[Json]) -> None:
         if kept:
             lines = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in kept)
-            try:
-                write_atomically(self._path / "samples" / f"{name}.jsonl", lines.encode())
-            except OSError as error:
-                raise RunError(f"{self._path / 'samples'}: cannot be written: {error.strerror}") from error
+            self._write("samples", f"{name}.jsonl", lines.encode())
+
+    def _write(self, folder: str, name: str, data: bytes) -> None:
+        try:
+            write_atomically(self._path / folder / name, data)
+        except OSError as error:
+            raise RunError(f"{self._path / folder}: cannot be written: {error.strerror}") from error
 
     def committed(self, result: StepResult) -> None:
         """A step is in the journal: metrics, cost and trace follow it."""

@@ -174,7 +174,7 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
             state_every=1 if run.lost else job.checkpoints.state_every,  # calls may go now to this node, now to that
             cost=recorder.cost,
             on_plan=recorder.planned,
-            on_report=recorder.keep_samples,
+            on_report=recorder.keep,
             on_commit=recorder.committed,
         )
         knative = job.platform.knative

@@ -99,7 +99,8 @@ class Context:
             step=self.number, epoch=self.execution.epoch, deadline_s=self.job.limits.call_s,
         )  # fmt: skip
         content = canonical(call.to_json() | {"epoch": 0})
-        return replace(call, id=f"s{self.number:06d}.{function}.{checksum(content)[:16]}")
+        id, profile = f"s{self.number:06d}.{function}.{checksum(content)[:16]}", self.number in self.job.profile.steps
+        return replace(call, id=id, profile=profile)
 
     async def put(self, data: bytes) -> Ref:
         """Data of the step, under a name that its content gives."""

@@ -51,8 +51,10 @@ class Episodes:
     def response_tokens(self) -> int:
         return sum(sum(item.length) for item in self.finished)
 
-    async def run(self, generate: Stage, environment: Stage, shards: Sequence[Finished], samples: Samples) -> None:
-        """All to their end; `shards`: one for each replica to begin with."""
+    async def run(
+        self, generate: Stage, environment: Stage, shards: Sequence[Finished], samples: Samples, *, ask: bool = False
+    ) -> None:
+        """All to their end; `shards`: one for each replica to begin with. `ask`: environments make the prompts."""
         most = -(-self.unfinished // max(1, generate.replicas))
 
         def part(ready: list[Finished], limit: int) -> list[Finished]:
@@ -85,7 +87,7 @@ class Episodes:
         generating = Slots(generate, generate.replicas, lambda ready: part(ready, most), turn)
         acting = Slots(environment, environment.replicas, lambda ready: part(ready, self.concurrency), act)
         for shard in shards:
-            generating.put(shard)
+            (acting if ask else generating).put(shard)
         if not shards:
             generating.end()
             acting.end()

@@ -117,6 +117,10 @@ class Generation:
             "timeout_s": config.timeout_s, "concurrency": config.concurrency, "seed": context.seed(self.name),
             "score": reward.score == "environment", "on_error": reward.on_error,
         }  # fmt: skip
+        if asked := self.prompts.asked:
+            params["max_prompt_length"] = asked
+        if kwargs := context.job.data.chat_template_kwargs:
+            params["template"] = dict(kwargs)
         weights = {"policy": context.versions["actor"]}
 
         def act(samples: Sequence[Ref]) -> Call:
@@ -135,7 +139,7 @@ class Generation:
                 context.fleet.stage("generate", max(1, len(parts))) as generating,
                 context.fleet.stage("environment", context.replicas("environment")) as acting,
             ):
-                await episodes.run(generating, acting, parts, kept)
+                await episodes.run(generating, acting, parts, kept, ask=bool(self.prompts.asked))
                 context.account(self.name, generating)
                 context.account("environment" if self.planned else f"{self.name}_environment", acting)
         except BaseException:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from functions.server.forkserver_client import FORKSERVER
 from tests.api.conftest import WRITE, free_port, parse_stream, serving, wait_for
-from tests.support.tiny_job import assert_nothing_left, here, make_job
+from tests.support.tiny_job import ENV, assert_nothing_left, here, make_job
 
 STEPS = 6
 pytestmark = pytest.mark.timeout(300)
@@ -24,8 +25,10 @@ def types(events: list[dict[str, Any]]) -> list[str]:
     return [event["type"] for event in events if event["type"] != "stage"]
 
 
-def test_from_post_to_model_over_kills(tmp_path: Path) -> None:
-    """POST, server killed, server back, cancel, resume, orchestrator killed, done; and a deleted job leaves nothing."""
+def test_from_post_to_model_over_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """POST, server killed, server back, cancel, resume, orchestrator killed, done; and a deleted job leaves nothing.
+    Each server keeps a forkserver, whose agents outlive it."""
+    monkeypatch.delitem(ENV, FORKSERVER)
     make_job(tmp_path / "data")
     held = tmp_path / "held"
     """While it is there, no step goes on: its scorer waits."""
@@ -98,6 +101,7 @@ def test_from_post_to_model_over_kills(tmp_path: Path) -> None:
             assert start <= ready <= stop
             assert start <= draining <= stop
 
+        assert "no agent of the forkserver" not in (runs / id / "logs" / "node-agent.log").read_text()
         wait_for(lambda: api.delete(f"/v1/jobs/{id}").status_code == 204, what="deleted")
         assert [path.name for path in runs.iterdir()] == [".idempotency"]
     assert_nothing_left()

@@ -264,6 +264,9 @@ def test_a_checkpoint_is_listed_once(tmp_path: Path) -> None:
     listed = checkpoints_of(job, tmp_path)["checkpoints"]
     assert [(one["step"], one["bytes"]) for one in listed] == [(0, 700), (1, 700), (2, 700)]
     assert checkpoints_of(job, tmp_path / "elsewhere")["checkpoints"][0]["bytes"] is None
+    (tmp_path / "profile" / "000002").mkdir(parents=True)
+    (tmp_path / "profile" / "000002" / "train-1.json.gz").write_bytes(bytes(9))
+    assert checkpoints_of(job, tmp_path)["profiles"] == [{"step": 2, "name": "train-1.json.gz", "bytes": 9}]
 
 
 def test_the_last_plan_of_a_step_counts(tmp_path: Path) -> None:

@@ -181,6 +181,7 @@ def test_a_finished_run(api: httpx.Client) -> None:
     kept = api.get("/v1/jobs/done/checkpoints").json()
     assert [entry["step"] for entry in kept["checkpoints"]] == [0, 3], "where it started, and the newest (keep = 1)"
     assert kept["model"] is True
+    problem(api.get("/v1/jobs/done/profiles/1/train-1.json.gz"), 404)
     last = api.get("/v1/jobs/done/samples").json()
     assert (last["step"], [s["response"] for s in last["samples"]]) == (3, ["3", "4"])
     best = api.get("/v1/jobs/done/samples", params={"step": 1, "sort": "-score", "limit": 1}).json()

@@ -118,6 +118,18 @@ def test_samples_are_filtered_sorted_and_paged_by_the_server(ran: Ran, visit: Op
     expect(page.get_by_role("status").filter(has_text="12 samples of step 4")).to_be_visible()
 
 
+def test_an_episode_is_read_as_a_conversation(ran: Ran, visit: Open) -> None:
+    page = visit(f"{ran.url}#samples").page
+    said = {"role": "assistant", "content": "<tool_call>", "tokens": 3, "reward": None, "errors": {"not_json": 1}}
+    told = {"role": "tool", "name": "price", "content": "Error", "seconds": 0.5}
+    sample = {"prompt": "tea?", "response": "...", "conversation": [said, told, {**said, "tokens": 1, "errors": {}}]}
+    parts = page.evaluate("async (s) => (await import('app/sample.js')).parts(s)", sample)
+    assert [part["role"] for part in parts] == [
+        "Prompt", "Assistant · 3 tokens · 1 not json", "tool price · not trained on · 0.5 s", "Assistant · 1 token"
+    ]  # fmt: skip
+    assert [part["text"] for part in parts] == ["tea?", "<tool_call>", "Error", "<tool_call>"]
+
+
 def test_a_prompts_samples_side_by_side_and_over_the_steps(ran: Ran, visit: Open) -> None:
     page = visit(f"{ran.url}#samples").page
     with ran.served.client() as api:

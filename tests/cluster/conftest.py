@@ -32,6 +32,7 @@ from orchestrator.platforms.config import KnativeConfig
 from orchestrator.platforms.knative.api import KubeApi, core, serving
 
 ROOT = Path(__file__).parents[2]
+ARITHMETIC = ROOT / "examples" / "arithmetic"
 RELEASE = "rlhf"
 ENDED = ("succeeded", "failed", "cancelled")
 
@@ -46,8 +47,8 @@ class Release:
     defaults: dict[str, Any]
     """Of every job: defaults.json of the release."""
 
-    def post(self, name: str, **settings: Any) -> str:
-        """The id of an arithmetic job, sent to the API with its files."""
+    def post(self, name: str, files: Path = ARITHMETIC, **settings: Any) -> str:
+        """The id of an arithmetic job, sent to the API with its `files`."""
         job: dict[str, Any] = {
             "name": name, "steps": 2, "model": {"path": "model"},
             "data": {"train": "train.jsonl", "prompts_per_step": 32},
@@ -57,7 +58,7 @@ class Release:
             "telemetry": {"tensorboard": False},
         }  # fmt: skip
         job |= settings
-        send_files(self.client, job, ROOT / "examples" / "arithmetic")
+        send_files(self.client, job, files)
         answer = self.client.post("/v1/jobs", json=job)
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])

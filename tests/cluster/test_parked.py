@@ -7,14 +7,16 @@ scheduler arbitrates as it does for GPUs. Its claims are its own: where nothing 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.platforms.knative.api import core
-from tests.cluster.conftest import Release, installed, until
+from tests.cluster.conftest import ARITHMETIC, Release, installed, until
 from tests.cluster.test_jobs import working
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
@@ -35,6 +37,16 @@ for agent in children(1):
     for keeper in children(agent):
         for replica in children(keeper):
             os.kill(int(replica), 9)
+"""
+PAUSED = """
+import asyncio
+from orchestrator.recipes.base import recipe
+
+@recipe(paper="", advantage="grpo", loss="vanilla", aggregation="seq-mean-token-mean")
+async def paused(step):
+    await asyncio.sleep(15)  # longer than Knative's window: no function has a pod when it is over
+    samples = step.generate()
+    step.train("actor", samples, step.reward(samples))
 """
 TICKETS: dict[str, Any] = {
     "deterministic": True, "steps": 3, "planner": {"policy": "static"},
@@ -62,11 +74,14 @@ def agents(release: Release) -> list[dict[str, Any]]:
 
 def said(release: Release) -> dict[str, float]:
     """The agent's metrics; nothing while there is no agent."""
-    pods = [pod["metadata"]["name"] for pod in agents(release)]
-    command = ["kubectl", "get", "--raw", f"{core(release.namespace, 'pods', pods[0])}:9464/proxy/metrics"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("rlhf_agent")]
-    return {name: float(value) for name, value in lines}
+    found: dict[str, float] = {}
+    for pod in agents(release):
+        path = core(release.namespace, "pods", pod["metadata"]["name"])
+        command = ["kubectl", "get", "--raw", f"{path}:9464/proxy/metrics"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        lines = [line.split() for line in done.stdout.splitlines() if line.startswith("rlhf_agent")]
+        found |= {name: float(value) for name, value in lines}
+    return found
 
 
 def kill_processes(release: Release) -> None:
@@ -77,13 +92,15 @@ def kill_processes(release: Release) -> None:
 
 
 def test_a_jobs_functions_are_tickets_and_its_numbers_the_same(
-    release: Release, parking: Release, figures: Figures
+    release: Release, parking: Release, figures: Figures, tmp_path: Path
 ) -> None:
+    files = shutil.copytree(ARITHMETIC, tmp_path / "files")
+    (files / "paused.py").write_text(PAUSED)
     without = {key: value for key, value in TICKETS.items() if key != "functions"}
-    plain = release.post("plain", **without)
+    plain = release.post("plain", files, recipe="paused.py:paused", **without)
     until(lambda: said(parking), 300)
     before = said(parking)
-    id = parking.post("tickets", **TICKETS)
+    id = parking.post("tickets", files, recipe="paused.py:paused", **TICKETS)
     until(lambda: working(parking, id), 300)
     [container] = [c for c in working(parking, id)[0]["spec"]["containers"] if c["name"] == "function"]
     assert container["resources"]["limits"][RESOURCE] == "1"

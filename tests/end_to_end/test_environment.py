@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,57 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "asked"
     monkeypatch.setitem(ENV, "ENVIRONMENT_LOG", str(path))
     return path
+
+
+@pytest.mark.slow
+def test_a_harness_killed_and_resumed(told: Job, tmp_path: Path, leaks_nothing: None) -> None:
+    """OpenAI's client, unmodified, while the job generates: what it asks is what is trained on, whoever was killed."""
+    pytest.importorskip("openai", reason="the package openai is not installed")
+    words = [*SETTINGS, "environment.kind=agent.py:Agent", "steps=1", "data.max_prompt_length=32"]
+    undisturbed, run = tmp_path / "undisturbed", tmp_path / "run"
+    done = command("run", told.file, "--run-dir", undisturbed, *words)
+    assert done.returncode == 0, done.stderr
+    [last] = [json.loads(line) for line in (undisturbed / "metrics.jsonl").read_text().splitlines()][-1:]
+    assert last["environment/turns"] > 1
+    assert last["environment/failed"] == 0
+    assert last["rollout_corr/abs_diff_mean"] < 1e-4, "what was said is what is trained on"
+    first = Background("run", told.file, "--run-dir", run, *words)
+    first.wait_for(lambda: answers(run) >= 20)
+    first.kill()
+    done = command("resume", run)
+    assert done.returncode == 0, done.stderr
+    assert_same(run, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ["environment.py:Game", "agent.py:Agent"])
+def test_killed_at_every_turn_boundary_and_in_mid_tool(
+    kind: str, told: Job, tmp_path: Path, leaks_nothing: None, log: Path
+) -> None:
+    """Orchestrator after orchestrator: one dies when a turn's first answer is recorded, the next while one is made."""
+    words = [*SETTINGS, f"environment.kind={kind}", "steps=1", "data.max_prompt_length=32"]
+    undisturbed, run = tmp_path / "undisturbed", tmp_path / "run"
+    done = command("run", told.file, "--run-dir", undisturbed, *words)
+    assert done.returncode == 0, done.stderr
+    turns = sorted({path.name[:3] for path in undisturbed.glob("calls/s*.episodes/gen/*/t*")})
+    assert len(turns) >= 2
+
+    def killed(condition: Callable[[], bool]) -> None:
+        begun = Background(*(("resume", run) if run.exists() else ("run", told.file, "--run-dir", run, *words)))
+        begun.wait_for(condition)
+        begun.kill()
+
+    committed = run / "journal" / "000001.json"
+    for turn in turns:
+        pattern = f"calls/s*.episodes/gen/*/{turn}*"
+        killed(lambda pattern=pattern: any(run.glob(pattern)) or committed.exists())  # type: ignore[misc]
+        log.write_text("")
+        killed(lambda: log.stat().st_size > 0 or committed.exists())
+    assert not committed.exists(), "all of them died before the end"
+    done = command("resume", run)
+    assert done.returncode == 0, done.stderr
+    assert_same(run, undisturbed)
 
 
 def answers(run: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import subprocess
@@ -80,7 +81,7 @@ def test_what_is_found_out(job: Job, tmp_path: Path, rows: list[dict[str, str]],
     written = here("init", tmp_path / "model", tmp_path / "sums.jsonl", "-o", tmp_path / "new" / "job.toml")
     assert written.returncode == 0, written.stderr
     found = load_job(tmp_path / "new" / "job.toml")
-    assert found.reward.score.removeprefix(f"{tmp_path}/new/") == score
+    assert str(found.reward.score).removeprefix(f"{tmp_path}/new/") == score
     assert (tmp_path / "new" / "reward.py").exists() == (score == "reward.py:compute_score")
     assert (found.data.prompt_key, found.data.validation_fraction) == (key, 0.05)
     assert found.data.apply_chat_template
@@ -125,8 +126,20 @@ def test_the_model_and_the_adapter_of_a_run(job: Job, undisturbed: Path, tmp_pat
     }
     assert "is there already; name a new directory" in here("export", undisturbed, out).stderr
     assert "the job has trained all weights" in here("export", undisturbed, "--adapter").stderr
-    done = command("run", job.file, "--run-dir", tmp_path / "run", "steps=1", "validation.every=0", "model.lora_rank=2")
+    words = ("steps=1", "validation.every=0", "model.lora_rank=2", "profile.steps=[1]")
+    done = command("run", job.file, "--run-dir", tmp_path / "run", *words)
     assert done.returncode == 0, done.stderr
+    kept = json.loads(here("status", tmp_path / "run", "--json").stdout)["profiles"]
+    traces = {
+        Path(path).name.split("-")[0]: json.loads(gzip.decompress(Path(path).read_bytes()))
+        for path in kept
+        if "000001" in path
+    }
+    for function, operator in (("generate", "aten::matmul"), ("train", "SiluBackward0")):
+        assert any(operator in event.get("name", "") for event in traces[function]["traceEvents"]), function
+    assert "profiled calls" in here("status", tmp_path / "run").stdout
+    refused = here("run", job.file, "--run-dir", tmp_path / "never", "steps=1", "profile.steps=[2]")
+    assert refused.stderr.rstrip().endswith("profile.steps: got 2, the job has 1")
     assert here("export", tmp_path / "run", "--adapter").returncode == 0
     import torch
     from peft import PeftModel

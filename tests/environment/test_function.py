@@ -368,7 +368,7 @@ def test_an_environment_that_hangs(tmp_path: Path) -> None:
     [
         ("class E: pass", "has no method `reset`"),
         ("E = 3", "is int, wants a class"),
-        ("class E:\n def reset(self): ...", "has neither; an environment has `step`, or public methods"),
+        ("class E:\n def reset(self): ...", "has neither; an environment has `step`, `run`, or public methods"),
         ("class E:\n def reset(self): ...\n def step(self, text): ...\n def look(self): ...", "has step and look"),
         (
             "class E:\n def reset(self): ...\n def look(self, at): ...",

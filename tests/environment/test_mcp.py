@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from functions.call.function import FatalError
+from functions.environment.base import Said
 from functions.environment.kinds import open_kind
 
 SERVER = '''
@@ -33,11 +34,11 @@ def test_a_server_over_stdio(tmp_path: Path) -> None:
     episode = kind.episode()
     episode.begin({}, 0)
     call = '<tool_call>{"name": "price", "arguments": {"item": "%s", "count": 2}}</tool_call>'
-    assert episode.act(call % "tea").observations == [("price", "6")]
-    answer = episode.act(call % "car")
+    assert episode.act(Said(call % "tea")).observations == [("price", "6")]
+    answer = episode.act(Said(call % "car"))
     assert answer.errors == {"raised": 1}
     assert answer.observations[0][1].startswith("Error: ")
-    assert not episode.act("6").observations
+    assert not episode.act(Said("6")).observations
 
 
 def test_a_server_that_is_none() -> None:

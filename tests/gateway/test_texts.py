@@ -7,8 +7,9 @@ import json
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from functions.base.openai import tool_calls
 from functions.base.samples import Finish
-from orchestrator.api.gateway.forms import Asked, tool_calls
+from orchestrator.api.gateway.forms import Asked
 from orchestrator.api.gateway.gateway import Sampling, Stream
 from orchestrator.api.gateway.texts import Text
 
@@ -66,7 +67,7 @@ def test_tool_calls_are_taken_out_of_the_text() -> None:
     [found] = made.calls
     assert (found["function"]["name"], json.loads(found["function"]["arguments"])) == ("add", {"a": 1})
     assert told("<tool_call>{no json}</tool_call><end>", tools=True).safe == "<tool_call>{no json}</tool_call>"
-    assert tool_calls("a <tool_call>{}</tool_call>") == ("a <tool_call>{}</tool_call>", [])
+    assert tool_calls("a <tool_call>{}</tool_call>", "") == ("a <tool_call>{}</tool_call>", [])
 
 
 def test_a_stream_refuses_other_tokens_than_it_has() -> None:

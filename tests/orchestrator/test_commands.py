@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 from importlib import import_module, metadata
@@ -63,3 +64,10 @@ def test_tables_as_json(words: list[str], capsys: pytest.CaptureFixture[str]) ->
     rows = json.loads(capsys.readouterr().out)
     first = {"recipes": "ppo", "doctor": "python", "simulate": "serverful"}[words[0]]
     assert first in rows[0].values()
+
+
+def test_every_command_that_prints_a_table_prints_json_too() -> None:
+    for verb in COMMANDS:
+        source = inspect.getsource(import_module(f"orchestrator.commands.{verb.replace('-', '_')}"))
+        if "Table(" in source:
+            assert "--json" in parser_of([verb])._subparsers._group_actions[0].choices[verb].format_help(), verb  # type: ignore[union-attr,index]

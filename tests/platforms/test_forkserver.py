@@ -41,7 +41,7 @@ async def told(root: Path) -> Json:
     finally:
         await platform.close()
     assert not exists(event.data["pid"])
-    return event.data
+    return dict(event.data)
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def test_what_would_have_loaded_something_else_starts_its_own_agent(
 ) -> None:
     code = tmp_path / "code"
     (code / "functions").mkdir(parents=True)
-    for path in (Path(__file__).parents[2] / "functions").iterdir():
-        (code / "functions" / path.name).symlink_to(path)
+    for part in (Path(__file__).parents[2] / "functions").iterdir():
+        (code / "functions" / part.name).symlink_to(part)
     env = {**os.environ, **({"PYTHONPATH": str(code)} if differs == "code" else {})}
     with keep(env) as path:
         environment.setenv(FORKSERVER, path)

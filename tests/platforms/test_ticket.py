@@ -125,6 +125,9 @@ def test_a_pod_that_is_killed_in_mid_call_takes_its_process_along(
         pod.process.wait()
         until(lambda: not exists(replica))
         answer.close()
+    other = Pod(tmp_path, "pod-2").up()
+    assert other.call("held")["pid"] in descendants(agent.pid), "the agent goes on"
+    assert other.end() == 0
 
 
 def test_a_pod_killed_while_its_process_parks_leaves_it_parked_and_who_wants_its_device_waits(

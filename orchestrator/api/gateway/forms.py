@@ -6,16 +6,14 @@ client could miss. Token ids are the truth; text is made of them.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from functions.base.chat import Chat
+from functions.base.openai import message
 from functions.base.suggest import did_you_mean
 from orchestrator.api.gateway.gateway import Sampling
 
@@ -29,8 +27,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "kv_transfer_params": (), "bad_words": ([],), "reasoning_effort": (),
 }  # fmt: skip
 """Keys that are known but do nothing here, with the values at which that changes nothing; None is always one."""
-TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
-TOOL_OPEN = "<tool_call>"
 LARGEST_N = 128
 GROUPS = 1 << 31
 
@@ -84,7 +80,7 @@ def of_chat(body: Mapping[str, Any], chat: Chat, context: int | None) -> Asked:
         raise Refused('tool_choice: wants "auto" or "none"', "tool_choice")
     tools = None if choice == "none" else tools
     try:
-        tokens = chat.encode([_message(m) for m in messages], tools)
+        tokens = chat.encode([message(m) for m in messages], tools)
     except ValueError as error:
         raise Refused(f"messages: {error}", "messages") from error
     most = body.get("max_completion_tokens")
@@ -182,41 +178,3 @@ def _ids(value: Any, name: str, chat: Chat) -> list[int]:
     if not isinstance(value, list) or not value or not all(type(i) is int and 0 <= i < size for i in value):
         raise Refused(f"{name}: wants a list of token ids from 0 to {size - 1}", name)
     return value
-
-
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Content in parts is joined; a tool call's arguments are an object to templates."""
-    made = dict(message)
-    content = made.get("content")
-    if isinstance(content, list):
-        if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            raise Refused("messages: a content's parts want type text", "messages")
-        made["content"] = "".join(part["text"] for part in content)
-    elif content is None:
-        made["content"] = ""
-    if made.get("tool_calls"):
-        made["tool_calls"] = [_call(call) for call in made["tool_calls"]]
-    return made
-
-
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call.get("function") or {})
-    if isinstance(function.get("arguments"), str):
-        with contextlib.suppress(ValueError):  # as it stands
-            function["arguments"] = json.loads(function["arguments"])
-    return {**call, "function": function}
-
-
-def tool_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """The text before its tool calls, and these: `<tool_call>{"name", "arguments"}</tool_call>`, as Hermes' and Qwen's
-    templates teach. What is no such JSON stays text."""
-    calls = []
-    for found in TOOL_CALL.finditer(text):
-        try:
-            call = json.loads(found[1])
-            name, arguments = str(call["name"]), call.get("arguments") or {}
-        except (ValueError, KeyError, TypeError):
-            return text, []
-        function = {"name": name, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
-        calls.append({"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": function})
-    return (text.partition(TOOL_OPEN)[0] if calls else text), calls

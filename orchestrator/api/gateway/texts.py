@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from functions.base.openai import TOOL_OPEN, tool_calls
 from functions.base.samples import Finish
-from orchestrator.api.gateway.forms import TOOL_OPEN, Asked, tool_calls
+from orchestrator.api.gateway.forms import Asked
 from orchestrator.api.gateway.gateway import Stream
 
 UNKNOWN = "�"
@@ -46,7 +48,7 @@ class Text:
             stream.dropped = True
             self.safe = text
             if self._asked.tools:
-                self.safe, self.calls = tool_calls(text)
+                self.safe, self.calls = tool_calls(text, secrets.token_hex(8))
         elif text:
             self.safe = text[: self._settled(text)]
 

@@ -94,8 +94,17 @@ class Checkpoint(BaseModel):
     bytes: int | None = Field(description="Of their own files; null where they lie elsewhere")
 
 
+class Profile(BaseModel):
+    """A call's trace by torch.profiler, a gzipped Chrome trace."""
+
+    step: int
+    name: str = Field(description="The function, and which of its calls: `train-1.json.gz`")
+    bytes: int
+
+
 class Checkpoints(BaseModel):
     checkpoints: list[Checkpoint] = Field(description="Oldest first")
+    profiles: list[Profile] = Field(description="Traces of calls, of the steps of [profile]")
     run: str = Field(description="The run's directory on the server")
     model: bool = Field(description="The final model was exported to `model/` of the run directory")
 

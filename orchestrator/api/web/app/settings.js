@@ -14,6 +14,10 @@ export function Settings({ store }) {
             { title: "As a model", left: true, value: (row) => html`<${Copied} text=${`rlhf-orchestrate export ${value.run} --step ${row.step} model-${row.step}`} />` }]} />`
         : html`<p class="quietly">The first is kept with step 0.</p>`}
     </${Panel}>
+    ${value?.profiles?.length > 0 && html`<${Panel} title="Profiles" note="Chrome traces of calls, for ui.perfetto.dev">
+      <${Table} caption="Traces of calls" hidden=${true} rows=${value.profiles} columns=${[{ title: "Step", key: "step", left: true }, { title: "Call", key: "name", left: true }, { title: "Size", value: (row) => bytes(row.bytes) },
+        { title: "Trace", left: true, value: (row) => (store.source.fixed ? html`<code>${value.run}/profile</code>` : html`<button type="button" onClick=${() => store.source.profile(row.step, row.name)}>Download</button>`) }]} />
+    </${Panel}>`}
     <${Panel} title="Configuration" note="as resolved: the job file, the recipe's settings under it, defaults under both">
       <div class="config">${Object.entries({ ...sections(job.config), ...trained(job) }).map(([name, values]) => html`<section><h3>${name || "job"}</h3><dl class="facts">${Object.entries(values).map(
         ([key, v]) => html`<div><dt><code>${key}</code></dt><dd><code>${typeof v === "string" ? v : JSON.stringify(v)}</code></dd></div>`,

@@ -1,5 +1,5 @@
 // Where a page's data comes from: a server, or (in a report) what is written into the page itself. Both answer the same.
-import { ask } from "app/api.js";
+import { ask, download } from "app/api.js";
 
 export function liveSource(id) {
   const at = (rest = "") => `/v1/jobs/${id}${rest}`;
@@ -18,6 +18,7 @@ export function liveSource(id) {
     samples: (query) => ask(at("/samples"), query),
     events: (query) => ask(at("/event-log"), query),
     checkpoints: () => ask(at("/checkpoints")),
+    profile: (step, name) => download(at(`/profiles/${step}/${name}`), `${id}-${step}-${name}`),
     output: () => ask(at("/output"), { lines: 60 }),
     cancel: () => ask(at("/cancel"), {}, { method: "POST" }),
     resume: () => ask(at("/resume"), {}, { method: "POST" }),
