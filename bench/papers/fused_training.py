@@ -23,11 +23,9 @@ from bench.papers.mapping_costs import (
     update_s,
     usable_bytes,
 )
-from bench.papers.schedule_search import search
-from bench.papers.schedules import Pipelines, simulate
+from bench.papers.schedules import simulate
+from functions.train.schedules import Pipelines, search
 
-EVALUATIONS = 3_000
-"""Of the search for the fused schedule."""
 FINEST = 24
 """The search works with forwards of at most so many units: equal times are found where they are nearly equal."""
 
@@ -66,7 +64,7 @@ def train(cluster: Cluster, models: Sequence[Trained], samples: int, tokens: int
         serial.append((sum(times), size))
         pipelines, room = _pipelines(cluster, large, small, samples, size, tokens)
         if room >= pipelines.pp0 * pipelines.mem0:
-            fused.append((_makespan_s(pipelines, room), size, pipelines.lower_bound * 1e-6))
+            fused.append((_makespan_s(pipelines, room), size, pipelines.lower_bound() * 1e-6))
     if not fused:
         raise ValueError(f"no micro-batch of {tokens} tokens fits beside the states of both models")
     best, size, bound_s = min(fused)
@@ -90,4 +88,4 @@ def _makespan_s(pipelines: Pipelines, room: float) -> float:
     """Of the schedule that the search finds with rounded times, evaluated with the true ones."""
     unit = max(pipelines.f0, pipelines.f1) / FINEST
     rounded = replace(pipelines, f0=max(1, round(pipelines.f0 / unit)), f1=max(1, round(pipelines.f1 / unit)))
-    return simulate(pipelines, search(rounded, memory=room, evaluations=EVALUATIONS).orders) * 1e-6
+    return simulate(pipelines, search(rounded, memory=room, solver_s=2.0).orders) * 1e-6

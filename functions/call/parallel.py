@@ -42,6 +42,10 @@ class Parallel:
         """Ranks that hold one copy of the model, were dp not to shard it."""
         return self.tp * self.pp * self.cp
 
+    def ranks(self, most: int) -> int:
+        """The most of so many that it divides; at least those of one copy."""
+        return max(self.size, most - most % self.size)
+
     def dp(self, ranks: int) -> int:
         """ValueError where the mesh does not divide the ranks."""
         if ranks % self.size:

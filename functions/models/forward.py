@@ -75,12 +75,20 @@ def output_head(model: PreTrainedModel) -> Head:
     return head
 
 
-def states(model: PreTrainedModel, pack: Pack) -> Tensor:
-    """[N, H]: the states (final norm included) that predict the pack's response tokens."""
+def all_states(model: PreTrainedModel, pack: Pack, inputs: Tensor | None = None) -> Tensor:
+    """[B, T, H]: the states of all of the pack's tokens; from `inputs`, of the same shape, instead of the tokens'
+    embeddings, where an earlier stage of a pipeline has them."""
     _use_attention(model, row_attention(model) if pack.prefixes is None else PREFIX_SHARED)
-    extra: dict[str, Any] = {} if pack.prefixes is None else {"prefixes": pack.prefixes}
-    output = backbone(model)(input_ids=pack.tokens, position_ids=pack.positions, use_cache=False, **extra)
+    given: dict[str, Any] = {"input_ids": pack.tokens} if inputs is None else {"inputs_embeds": inputs}
+    given |= {} if pack.prefixes is None else {"prefixes": pack.prefixes}
+    output = backbone(model)(position_ids=pack.positions, use_cache=False, **given)
     hidden: Tensor = output.last_hidden_state
+    return hidden
+
+
+def states(model: PreTrainedModel, pack: Pack, inputs: Tensor | None = None) -> Tensor:
+    """[N, H]: the states (final norm included) that predict the pack's response tokens."""
+    hidden = all_states(model, pack, inputs)
     return hidden.reshape(-1, hidden.shape[-1]).index_select(0, pack.predicts)
 
 
@@ -95,6 +103,7 @@ def pack_logprobs(
     history: History | None = None,
     squares: bool = False,
     topk_ids: Tensor | None = None,
+    inputs: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """(log-probability, entropy, ln of the mass that `truncation` keeps) of the pack's response tokens: float32 [N],
     at `temperature`, the first two differentiable; in the mass is what `penalties` change (kept_mass). Then, where
@@ -102,7 +111,7 @@ def pack_logprobs(
     """
     if head.softcap is not None and head.scale != 1.0:
         raise ValueError("a head with both a soft cap and a scale of its logits is not known here")
-    hidden, layer = states(model, pack), _layer(head, temperature)
+    hidden, layer = states(model, pack, inputs), _layer(head, temperature)
     found: list[Tensor] = [*token_logprobs(hidden=hidden, targets=pack.targets, **layer)]
     sampled: dict[str, Any] = {
         "truncation": truncation,
@@ -133,9 +142,9 @@ def _layer(head: Head, temperature: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def pack_values(model: PreTrainedModel, pack: Pack) -> Tensor:
+def pack_values(model: PreTrainedModel, pack: Pack, inputs: Tensor | None = None) -> Tensor:
     """[N] float32: the critic's value before each response token."""
-    values: Tensor = score_head(model)(states(model, pack))
+    values: Tensor = score_head(model)(states(model, pack, inputs))
     return values[:, 0].float()
 
 

@@ -11,7 +11,7 @@ a warm replica computes on the numbers that a cold one loads. A call whose versi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from functions.models.parked import HostMemory
 from functions.models.pretrained import pick_device
 from functions.train.batch import NOTHING_LEFT, Targets, TrainBatch, after_entropy, build, targets
 from functions.train.feed import Feed
+from functions.train.fused import run_fused
 from functions.train.gang import ALONE, GangParams, Ranks, meet
 from functions.train.measured import memory, rank_tokens, reset_peak
 from functions.train.mismatch import mismatch_columns
@@ -36,10 +37,16 @@ from functions.train.parallel import Share
 from functions.train.progress import Progress
 from functions.train.selection import draw, redrawn, selected
 from functions.train.state import Structure, TrainState, lighter, load, publish_state, tensors_of, whole_again
-from functions.train.step import Check, accumulate, batch_logprobs, blame, denominators, truncation, whole_correction
+from functions.train.step import Check, Work, batch_logprobs, blame, denominators, truncation, whole_correction
 from functions.train.streamed import optimize_streamed, whole_batch
 from functions.train.update import check_bound, check_versions, prefix_shared, share_of, told, training, update
 from functions.weights.manifest import Manifest, label, read_manifest
+
+Model = tuple[Version, TrainParams]
+"""What is improved, and how."""
+Optimized = tuple[dict[str, float], dict[str, float], dict[str, float]]
+"""Metrics, stats, carry."""
+Optimizing = Generator[Work, None, Optimized]
 
 
 class TrainFunction:
@@ -76,86 +83,135 @@ class TrainFunction:
             raise FatalError(f"operation {call.operation!r}: the train function knows train")
         if "policy" not in call.weights:
             raise FatalError(f"call {call.id}: operation 'train' wants weights 'policy', the version to improve")
-        params = TrainParams.from_json(
-            {key: value for key, value in call.params.items() if key not in ("gang", "feed")}
-        )
-        gang, feed = GangParams.of(call.params), Feed.of(call.params, context)
+        models, gang, feed = _models(call), GangParams.of(call.params), Feed.of(call.params, context)
+        if len(models) > 1 and (feed is not None or gang is None or gang.parallel.pp == 1):
+            raise FatalError("params.beside: wants a gang with pp above 1 and all samples as inputs")
         own = call.id if gang is None else gang.id
 
-        def version() -> Version | None:
+        def versions() -> list[Version]:
             """What the call makes; of a feed that has not ended nobody knows yet."""
             identity = own if feed is None else feed.identity()
-            return None if identity is None else _after(call.weights["policy"], params, identity)
+            return [] if identity is None else [_after(parent, params, identity) for parent, params in models]
 
-        def published() -> Manifest | None:
-            found = version()
-            return None if found is None else _published(context, found)
+        def published() -> list[Manifest]:
+            """All of them, or none."""
+            found = [_published(context, version) for version in versions()]
+            return [] if None in found else [manifest for manifest in found if manifest is not None]
 
-        manifest, self._memory = published(), {}
-        if manifest is None and gang is None:
-            manifest = self._train(call, params, feed, version, context, ALONE)
-        elif manifest is None and gang is not None:
-            with meet(gang, self._device, context, lambda: published() is not None) as ranks:
-                manifest = published() if ranks is None else self._train(call, params, feed, version, context, ranks)
-        assert manifest is not None
+        manifests, self._memory = published(), {}
+        if not manifests and gang is None:
+            manifests = self._train(call, models, feed, versions, context, ALONE)
+        elif not manifests and gang is not None:
+            with meet(gang, self._device, context, lambda: bool(published())) as ranks:
+                manifests = published() if ranks is None else self._train(call, models, feed, versions, context, ranks)
+        told, *beside = [
+            {
+                "version": made.version.to_json(),
+                **made.trainer["result"],
+                "durable": made.trainer.get("durable", True),
+            }
+            for made in manifests
+        ]
         waited = {} if feed is None else {"waited_s": feed.waited_s}
-        told = {
-            **manifest.trainer["result"],
-            **waited,
-            "memory": self._memory,
-            "durable": manifest.trainer.get("durable", True),
-        }
-        yield Event("done", None, {"version": manifest.version.to_json(), **told})
+        both = {"beside": beside[0]} if beside else {}
+        yield Event("done", None, {**told, **both, **waited, "memory": self._memory})
 
     def _train(
-        self,
-        call: Call,
-        params: TrainParams,
-        feed: Feed | None,
-        version: Callable[[], Version | None],
-        context: Context,
-        ranks: Ranks,
-    ) -> Manifest:
-        parent = call.weights["policy"]
-        batch: TrainBatch | None = None
+        self, call: Call, models: Sequence[Model], feed: Feed | None, versions: Callable[[], list[Version]],
+        context: Context, ranks: Ranks,
+    ) -> list[Manifest]:  # fmt: skip
+        (parent, params), *beside = models
+        batches: list[TrainBatch] = []
         if feed is None:
             with context.phase("read"):
-                batch = _batch(call, params, context)
+                batches = [_batch(call, own, context) for _, own in models]
         held, self._held = self._held, None  # what fails half-way is not held on to
         warm = held is not None and held.version == parent and held.structure == Structure.of(params)
         alone = ranks.mesh is None  # a gang's shards are of no use to another gang
         with context.phase("load"):
             state = held if warm and alone and held is not None else load(parent, params, context, self._device, ranks)
+            states = [state, *(load(*other, context, self._device, ranks.turned()) for other in beside)]
         try:
             with context.phase("train"):
                 reset_peak(self._device)
                 if feed is not None and feed.stream:
-                    metrics, stats, carry, mismatch = optimize_streamed(state, feed.batches(ranks), params, context)
+                    *told, mismatch = optimize_streamed(state, feed.batches(ranks), params, context)
+                    found: list[Optimized] = [(told[0], told[1], told[2])]
                 else:
                     if feed is not None:
-                        batch = whole_batch(feed.batches(ranks), params, context)
-                    assert batch is not None, "inputs, or a feed"
-                    metrics, stats, carry = optimize(state, batch, params, context)
-                    mismatch = mismatch_columns([batch], ranks)
+                        batches = [whole_batch(feed.batches(ranks), params, context)]
+                    every = [own for _, own in models]
+                    found = (
+                        optimize_both(states, batches, every, context)
+                        if beside
+                        else [optimize(state, batches[0], params, context)]
+                    )
+                    mismatch = mismatch_columns(batches[:1], ranks)
         except (FatalError, ValueError) as error:
             raise FatalError(f"step {call.step}, weights {label(parent)}: {error}") from error
         context.check()
         self._memory = memory(self._device, ranks)
-        result: Json = {"metrics": metrics, "stats": stats}
-        made = version()
-        if params.objective == "policy" and ranks.rank == 0:
-            result["mismatch"] = context.exchange.durable.put(f"{call.prefix}mismatch", mismatch.encode()).to_json()
-        assert made is not None, "a feed that was read to its end has said what the version is called"
-        with context.phase("publish"):
-            manifest, after = publish_state(state, made, carry, result, context, durable=params.durable_state)
+        made, manifests = versions(), list[Manifest]()
+        assert made, "a feed that was read to its end has said what the version is called"
+        for (_, own), trained, version, (metrics, stats, carry) in zip(models, states, made, found, strict=True):
+            result: Json = {"metrics": metrics, "stats": stats}
+            if own.objective == "policy" and ranks.rank == 0:
+                put = context.exchange.durable.put(f"{call.prefix}mismatch", mismatch.encode())
+                result["mismatch"] = put.to_json()
+            with context.phase("publish"):
+                manifest, after = publish_state(trained, version, carry, result, context, durable=own.durable_state)
+            manifests.append(manifest)
         self._held = after if alone else None
-        return manifest
+        return manifests
 
 
-def optimize(
-    state: TrainState, batch: TrainBatch, params: TrainParams, context: Context
-) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Improves `state` in place; (metrics, stats, carry). FatalError or ValueError: it must not be used any more."""
+def _models(call: Call) -> list[Model]:
+    """What the call trains: the policy, or the critic, of its weights; `params.beside`: and the one beside it."""
+    given = {key: value for key, value in call.params.items() if key not in ("gang", "feed", "beside")}
+    found = [(call.weights["policy"], TrainParams.from_json(given))]
+    if "beside" in call.params:
+        if "beside" not in call.weights:
+            raise FatalError(f"call {call.id}: params.beside wants weights 'beside', the version to improve")
+        found.append((call.weights["beside"], TrainParams.from_json(call.params["beside"])))
+    return found
+
+
+def optimize_both(
+    states: Sequence[TrainState], batches: Sequence[TrainBatch], params: Sequence[TrainParams], context: Context
+) -> list[Optimized]:
+    """`optimize` of two models whose pipelines run in opposite directions: step by step in one schedule of both
+    (fused.py); what one has more of runs alone. In stats: the most micro-batches that a rank held."""
+    works = [optimizing(*one, context) for one in zip(states, batches, params, strict=True)]
+    found, most = dict[int, Optimized](), 0
+    while len(found) < len(works):
+        due = []
+        for number in sorted({*range(len(works))} - found.keys()):
+            try:
+                due.append(next(works[number]))
+            except StopIteration as end:
+                found[number] = end.value
+        if len(due) == 2:
+            most = max(most, run_fused(due, states[0].ranks, context))
+        else:
+            for work in due:
+                work.run()
+    held = {"held_micro_batches": max(told["most"] for told in states[0].ranks.gather({"most": most}))}
+    return [(metrics, stats | held, carry) for _, (metrics, stats, carry) in sorted(found.items())]
+
+
+def optimize(state: TrainState, batch: TrainBatch, params: TrainParams, context: Context) -> Optimized:
+    """Improves `state` in place. FatalError or ValueError: it must not be used any more."""
+    steps = optimizing(state, batch, params, context)
+    while True:
+        try:
+            next(steps).run()
+        except StopIteration as end:
+            found: Optimized = end.value
+            return found
+
+
+def optimizing(state: TrainState, batch: TrainBatch, params: TrainParams, context: Context) -> Optimizing:
+    """As `optimize`; what an optimizer step adds up is handed out, to be run before the next is asked for."""
     check_versions(batch.samples, state.version, params)
     prefix, progress = "actor" if params.objective == "policy" else "critic", Progress(context)
     with training(state.model, params):
@@ -176,7 +232,8 @@ def optimize(
                 computed += own.tokens
                 worked += sum(pack.tokens.numel() for pack in own.packs)
                 progress.stage(f"epoch {epoch + 1}, mini-batch {number + 1}", len(own.packs))
-                parts.append(_one_step(state, own, rows, batch, goal, old, kept, params, progress))
+                step = yield from _one_step(state, own, rows, batch, goal, old, kept, params, progress)
+                parts.append(step)
     metrics = {name: _over_steps(name, parts) for name in parts[0]} | goal.metrics
     metrics[f"{prefix}/lr"] = parts[-1][f"{prefix}/lr"]
     if drawn is not None:
@@ -198,19 +255,21 @@ def _one_step(
     kept: Tensor,
     params: TrainParams,
     check: Check,
-) -> dict[str, float]:
+) -> Generator[Work, None, dict[str, float]]:
     totals = denominators(batch, rows, kept, params)
 
-    def add(some: Share) -> list[dict[str, Tensor]]:
-        return accumulate(state.forward, some, batch, goal, old, totals, params, check)
+    def work(some: Share) -> Work:
+        return Work(state.forward, some, batch, goal, old, totals, params, check)
 
     def gradients(pack: Pack) -> Iterator[tuple[str, Tensor]]:
         state.optimizer.zero_grad()
-        add(Share((pack,), 0, 1, pack.tokens.numel()))
+        work(Share((pack,), 0, 1, pack.tokens.numel())).run()
         return state.optimizer.gradients()
 
     state.optimizer.zero_grad()
-    metrics = combine_metrics(state.ranks.gather(combine_metrics(add(own)), "dp"))
+    whole = work(own)
+    yield whole
+    metrics = combine_metrics(state.ranks.gather(combine_metrics(whole.metrics), "dp"))
     if old is None and params.objective == "policy" and not params.given:
         check_bound(metrics["rollout_corr/abs_diff_mean"], batch, params)
     return metrics | update(state, params, lambda: blame(gradients, [(batch, own.packs)]))

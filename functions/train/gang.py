@@ -17,7 +17,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -83,22 +83,47 @@ class Ranks:
 
     def place(self, axis: str) -> int:
         """Where this rank stands along `axis`,"""
-        return 0 if self.mesh is None else self.mesh.get_local_rank(axis)
+        coordinate = (
+            None if self.mesh is None else self.mesh.get_coordinate()
+        )  # a group's ranks are sorted: not its own
+        return 0 if coordinate is None else coordinate[AXES.index(axis)]
 
     def count(self, axis: str) -> int:
         """and of how many."""
         return 1 if self.mesh is None else self.mesh[axis].size()
 
+    @property
+    def writes(self) -> bool:
+        """Whether it publishes what all ranks of its stage have alike."""
+        return self.place("dp") == self.place("tp") == 0
+
+    @property
+    def _ahead(self) -> bool:
+        """Whether stages follow each other as ranks do."""
+        return self.mesh is None or int(self.mesh.mesh.flatten()[0]) == 0
+
+    def turned(self) -> Ranks:
+        """The same ranks with the stages of a pipeline the other way around. All ranks call it together."""
+        assert self.mesh is not None, "of a gang"
+        found = replace(self, mesh=DeviceMesh(self.device.type, self.mesh.mesh.flip(0), mesh_dim_names=AXES))
+        found.sum(torch.zeros(1))  # connects: gloo receives from no peer that it has not met in a collective
+        return found
+
+    def in_mesh(self, told: list[Json]) -> list[Json]:
+        """What each rank said, in the order of stages, whichever way a pipeline runs."""
+        return told if self.mesh is None else [told[rank] for rank in self.mesh.mesh.flatten().tolist()]
+
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over dp, on the CPU."""
+        """The sum over dp and the stages of a pipeline, on the CPU."""
         if self.mesh is None:
             return tensor
         moved = tensor.to(self.device)
-        dist.all_reduce(moved, group=self.mesh.get_group("dp"))
+        for axis in ("dp", "pp"):
+            dist.all_reduce(moved, group=self.mesh.get_group(axis))
         return moved.cpu()
 
     def gather(self, value: Json, axis: str | None = None) -> list[Json]:
-        """Each rank's `value`, in their order; with `axis` of those along it."""
+        """Each rank's `value`, in their order; with `axis` of those along it: along dp, those of the last stage."""
         if self.mesh is None:
             return [value]
         group = None if axis is None else self.mesh.get_group(axis)
@@ -112,7 +137,11 @@ class Ranks:
         parts = [torch.empty_like(padded) for _ in range(size)]
         dist.all_gather(parts, padded, group=group)
         told = zip(parts, sizes.tolist(), strict=True)
-        return [json.loads(part[:n].cpu().numpy().tobytes()) for part, n in told]
+        found = [json.loads(part[:n].cpu().numpy().tobytes()) for part, n in told]
+        if axis == "dp" and self.count("pp") > 1:
+            stages = self.gather({"found": found}, "pp")  # by their ranks
+            return list(stages[-1 if self._ahead else 0]["found"])
+        return found
 
 
 ALONE = Ranks()
@@ -148,6 +177,7 @@ def meet(
         _report(exchange, gang, "retryable", f"{type(error).__name__} {error}".rstrip(), lost)
         raise
     except Exception as error:
+        __import__("traceback").print_exc()  # DEBUG
         raise _reason(exchange, gang, error) from error
     finally:
         if dist.is_initialized():

@@ -75,9 +75,9 @@ class Optimizer:
         for _, gradient in self.gradients():
             gradient.div_(denominator)
 
-    def grad_norm(self) -> Tensor:
+    def grad_norm(self, without: str | None = None) -> Tensor:
         """Global 2-norm of the gradients, on their device; a parameter without one counts as zero."""
-        grads = [gradient for _, gradient in self.gradients()]
+        grads = [gradient for name, gradient in self.gradients() if name != without]
         norms = [full_scalar(torch.nn.utils.get_total_norm(alike)) for alike in _alike(grads)]
         return torch.nn.utils.get_total_norm(norms) if len(norms) > 1 else norms[0] if norms else torch.zeros(())
 

@@ -23,13 +23,15 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from functions.algorithms.truncation import WHOLE, Truncation
-from functions.models.forward import Head, pack_logprobs, pack_values
+from functions.models.forward import Head, all_states, pack_logprobs, pack_values
 from functions.models.packing import Pack
 from functions.models.pretrained import backbone, lm_head
+from functions.train.pipeline import Passes, Stage, execute, forwards, one_f_one_b
 from functions.train.tensor_parallel import TokenShare, split_layers
 
 PACKS_PER_RANK = 2
-"""Packs are made small enough that each rank gets about so many: their loads can then be balanced."""
+"""Packs are made small enough that each rank gets about so many: their loads can then be balanced; of a pipeline each
+rank of each stage, so that there is something to fill it with."""
 
 
 class Forward(nn.Module):
@@ -41,25 +43,34 @@ class Forward(nn.Module):
         self.model = model
         self.tp: DeviceMesh | None = None
         """The ranks that share the layers."""
+        self.stage: Stage | None = None
+        """Of a pipeline."""
         self.policy = head is not None
         self._softcap, self._scale = (None, 1.0) if head is None else (head.softcap, head.scale)
 
     def forward(
-        self, pack: Pack, temperature: float, truncation: Truncation = WHOLE, **more: Any
+        self, pack: Pack, temperature: float, truncation: Truncation = WHOLE, inputs: Tensor | None = None, **more: Any
     ) -> tuple[Tensor, ...]:
-        """(logprobs, entropy, kept mass, `more`) of a policy (pack_logprobs), (values,) of a critic; each [N]."""
+        """(logprobs, entropy, kept mass, `more`) of a policy (pack_logprobs), (values,) of a critic; each [N].
+
+        Of a pipeline's stage from the states `inputs` of the one before; but for the last one (its states [B, T, H],).
+        """
+        if self.stage is not None and not self.stage.last:
+            return (all_states(self.model, pack, inputs),)
         if self.tp is not None:
             tokens = TokenShare.of(pack, self.tp)
-            own = self._outputs(tokens.pack(pack), temperature, truncation, **tokens.options(more))
+            own = self._outputs(tokens.pack(pack), temperature, truncation, inputs=inputs, **tokens.options(more))
             return tokens.gather(own)
-        return self._outputs(pack, temperature, truncation, **more)
+        return self._outputs(pack, temperature, truncation, inputs=inputs, **more)
 
-    def _outputs(self, pack: Pack, temperature: float, truncation: Truncation, **more: Any) -> tuple[Tensor, ...]:
+    def _outputs(
+        self, pack: Pack, temperature: float, truncation: Truncation, inputs: Tensor | None, **more: Any
+    ) -> tuple[Tensor, ...]:
         if not self.policy:
-            return (pack_values(self.model, pack).clone(),)  # FSDP2 hooks on to outputs, which may be no views
+            return (pack_values(self.model, pack, inputs).clone(),)  # FSDP2 hooks on to outputs, which may be no views
         layer = lm_head(self.model)
         head = Head(layer.weight, layer.bias, self._softcap, self._scale)
-        return pack_logprobs(self.model, head, pack, temperature, truncation, **more)
+        return pack_logprobs(self.model, head, pack, temperature, truncation, inputs=inputs, **more)
 
 
 def shard(forward: Forward, mesh: DeviceMesh) -> None:
@@ -131,15 +142,20 @@ class Share:
     tokens: int
     """and what they compute."""
 
+    @property
+    def passes(self) -> list[Pack]:
+        """All that this rank computes."""
+        return [*self.packs, *(idle_pack() for _ in range(self.idle))]
 
-def share(packs_of: Callable[[int], list[Pack]], budget_tokens: int, rank: int, size: int) -> Share:
+
+def share(packs_of: Callable[[int], list[Pack]], budget_tokens: int, rank: int, size: int, stages: int = 1) -> Share:
     """Rank's share of the packs that `packs_of(budget)` makes: heaviest first, each to the rank with the least so far.
 
     The same on every rank, as it depends on the samples alone.
     """
     packs = packs_of(budget_tokens)
-    if size > 1:
-        fair = -(-sum(pack.tokens.numel() for pack in packs) // (size * PACKS_PER_RANK))
+    if size * stages > 1:
+        fair = -(-sum(pack.tokens.numel() for pack in packs) // (size * stages * PACKS_PER_RANK))
         packs = packs_of(min(budget_tokens, fair))
     loads = [0] * size
     shares: list[list[Pack]] = [[] for _ in range(size)]
@@ -152,13 +168,31 @@ def share(packs_of: Callable[[int], list[Pack]], budget_tokens: int, rank: int, 
     return Share(tuple(shares[rank]), idle, len(packs), sum(loads))
 
 
-def idle_pass(forward: Forward, device: torch.device) -> None:
-    """A forward pass of one token; with gradients enabled, a backward pass that adds zeros to every gradient."""
-    zero = torch.zeros(1, dtype=torch.int64, device=device)
-    pack = Pack(
+def idle_pack() -> Pack:
+    """One token, of no sample."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    return Pack(
         rows=(), tokens=zero[None], positions=zero[None], prefixes=None, predicts=zero, targets=zero, flat=zero,
         segment=zero,
     )  # fmt: skip
-    outputs: tuple[Any, ...] = forward(pack, 1.0)
-    if torch.is_grad_enabled():
-        (sum(output.sum() for output in outputs) * 0.0).backward()
+
+
+def run(
+    forward: Forward, packs: Sequence[Pack], one: Callable[[int, Tensor | None], Tensor], *, backward: bool = True
+) -> None:
+    """`one` (Passes.one) for each of the packs; through the stages of a pipeline where there are some."""
+    if forward.stage is not None:
+        stages, count = len(forward.stage.ranks), len(packs)
+        execute([passes(forward, packs, one)], one_f_one_b(stages, count) if backward else forwards(stages, count))
+        return
+    for number in range(len(packs)):
+        output = one(number, None)
+        if backward:
+            output.backward()  # type: ignore[no-untyped-call]
+
+
+def passes(forward: Forward, packs: Sequence[Pack], one: Callable[[int, Tensor | None], Tensor]) -> Passes:
+    assert forward.stage is not None, "of a pipeline"
+    model = forward.model
+    shapes = [(*pack.tokens.shape, model.config.hidden_size) for pack in packs]
+    return Passes(forward.stage, shapes, model.dtype, model.device, one)

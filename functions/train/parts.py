@@ -58,11 +58,11 @@ def own_blocks(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Blob]:
     found: dict[str, Blob] = {}
     for name, tensor in tensors.items():
         if not isinstance(tensor, DTensor):
-            if ranks.rank == 0:
+            if ranks.writes:
                 found[name] = whole_blob(name, tensor)
             continue
         start, data = _own_bytes(tensor, ranks)
-        if data.numel() or (ranks.rank == 0 and not tensor.numel()):
+        if data.numel() or (ranks.writes and not tensor.numel()):
             shape = tuple(tensor.shape)
             found[name] = Blob(stored_dtype(name, tensor.dtype), shape, data.cpu().numpy().data, start)
     return found

@@ -24,6 +24,7 @@ from functions.models.pretrained import empty_causal_lm, empty_critic, own_tenso
 from functions.train.gang import Ranks
 from functions.train.parallel import Forward, placed, shard
 from functions.train.parts import fetch_own
+from functions.train.pipeline import cut
 from functions.weights.manifest import Manifest, TensorEntry
 from functions.weights.materialize import write_files
 
@@ -54,12 +55,13 @@ def sharded_model(
     if json.loads((directory / "config.json").read_bytes()).get("model_type") not in SHARED_ARCHITECTURES:
         return None
     model = (empty_causal_lm if weights.policy else empty_critic)(directory, dtype=weights.dtype)
+    forward = Forward(model, head_form(model) if weights.policy else None)
+    forward.stage = cut(model, ranks.mesh)
     sources = _sources(model, weights)
     if sources is None:
         return None
     modules = {name: (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in sources}
     adapt(model)  # layers get other names, but stay the same modules
-    forward = Forward(model, head_form(model) if weights.policy else None)
     shard(forward, ranks.mesh)
     forward._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device))  # type: ignore[no-untyped-call]
     parameters = {name: module.get_parameter(leaf) for name, (module, leaf) in modules.items()}

@@ -23,6 +23,7 @@ from functions.train.gang import ALONE, Ranks, await_value
 from functions.train.optimizer import MASTER, Optimizer
 from functions.train.parallel import Forward, placed, shard, whole
 from functions.train.parts import fetch_own, own_blocks
+from functions.train.pipeline import cut
 from functions.train.sharded import Weights, sharded_model
 from functions.weights.blobs import Blob, Written, commit, write_blobs
 from functions.weights.delta import difference
@@ -82,7 +83,9 @@ def load(
         if params.lora is not None:
             add_adapters(model, rank=params.lora.rank, alpha=params.lora.alpha, targets=params.lora.targets)
             if manifest.adapter is not None:
-                load_adapters(model, fetch(context.exchange, version))
+                own = adapter_tensors(model)
+                given = fetch(context.exchange, version)
+                load_adapters(model, given if ranks.count("pp") == 1 else {n: given[n] for n in own if n in given})
 
     forward: Forward | None = None
     try:
@@ -143,6 +146,8 @@ def _whole_model(
     load_model = load_causal_lm if params.objective == "policy" else load_critic
     model = load_model(directory, dtype=dtype, device=str(device) if ranks.mesh is None else "cpu")
     forward = Forward(model, output_head(model) if params.objective == "policy" else None)
+    if ranks.mesh is not None:
+        forward.stage = cut(model, ranks.mesh)
     adapt(model)
     if ranks.mesh is not None:
         shard(forward, ranks.mesh)
@@ -187,9 +192,10 @@ def publish_state(
     parent = read_manifest(exchange, state.version)
     delta, sizes = _changes(state, parent, weights, context)
     result = result | {"stats": result["stats"] | sizes}
-    node, moments = None if durable else _node(context.node, ranks), _own(_moments(state), ranks)
+    node = None if durable else _node(context.node, ranks)
+    moments = _own(_uncopied(_moments(state), state.forward), ranks)
     written = write_blobs(exchange, version, tensors=weights, state=moments, delta=delta, node=node)
-    everyone = [Written.from_json(value) for value in ranks.gather(written.to_json())]
+    everyone = [Written.from_json(value) for value in ranks.in_mesh(ranks.gather(written.to_json()))]
     if ranks.rank:
         await_value(manifest_key(version), context)
         return read_manifest(exchange, version), None
@@ -221,8 +227,14 @@ def _weights(state: TrainState) -> dict[str, Blob]:
     if structure.lora is not None:
         return _own(adapter_tensors(model), ranks)
     if ranks.mesh is not None:
-        return _own(_stored_parts(model, structure, ranks), ranks)
+        return _own(_uncopied(_stored_parts(model, structure, ranks), state.forward), ranks)
     return _own(_rounded(checkpoint_tensors(model, own_tensors(model)), structure), ranks)
+
+
+def _uncopied(tensors: dict[str, Tensor], forward: Forward) -> dict[str, Tensor]:
+    """Without what an earlier stage of a pipeline writes."""
+    copied = None if forward.stage is None else forward.stage.copied
+    return {name: tensor for name, tensor in tensors.items() if name.rpartition("/")[2] != copied}
 
 
 def _own(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Blob]:
@@ -263,11 +275,11 @@ def _adapter(state: TrainState) -> Adapter | None:
 
 def _stored_parts(model: PreTrainedModel, structure: Structure, ranks: Ranks) -> dict[str, Tensor]:
     """The weights of a sharded model as a version has them: what the checkpoint stores as the model has it is sharded,
-    what it stores in another form (experts apart, for one) is whole, on rank 0 alone.
+    what it stores in another form (experts apart, for one) is whole, on the first rank that has it alone.
     """
     own = own_tensors(model)
     names = checkpoint_names(model, own)
-    others = whole({name: t for name, t in own.items() if name not in names.values()}, keep=ranks.rank == 0)
+    others = whole({name: t for name, t in own.items() if name not in names.values()}, keep=ranks.writes)
     converted = checkpoint_tensors(model, others) if others else {}
     parts = {name: own[source] if source is not None else converted.get(name) for name, source in names.items()}
     return _rounded({name: tensor for name, tensor in parts.items() if tensor is not None}, structure)

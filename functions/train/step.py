@@ -1,6 +1,6 @@
 """One optimizer step over packs: gradients of the whole (mini-)batch's loss, added up pack by pack.
 
-    packs -> forward -> loss / totals of the mini-batch -> backward        accumulate(): .grad, metrics (both add up)
+    packs -> forward -> loss / totals of the mini-batch -> backward        Work: .grad, metrics (both add up)
     .grad -> norm -> clip -> AdamW                                          Optimizer
 The totals (denominators) are passed in, so that packs, micro-batches and ranks add up to one loss whatever the split.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +32,8 @@ from functions.models.packing import Pack
 from functions.train.batch import Targets, TrainBatch
 from functions.train.mismatch import note
 from functions.train.named import named
-from functions.train.parallel import Forward, Share, idle_pass
+from functions.train.parallel import Forward, Share, passes, run
+from functions.train.pipeline import Passes
 
 Metrics = dict[str, Tensor]
 Check = Callable[[int], None]
@@ -126,47 +128,72 @@ def batch_logprobs(forward: Forward, share: Share, batch: TrainBatch, params: Tr
     """
     result = torch.zeros(batch.segment.shape)
     squares = {"squares": True} if params.token_baseline else {}
-    device = forward.model.device
-    with torch.no_grad():
-        for number, pack in enumerate(share.packs):
-            check(number)
-            with precision(params, device):
-                more = squares | sampled_as(batch, pack, params)
-                found = forward(pack.to(device), params.temperature, truncation(params), **more)
+    device, packs = forward.model.device, share.passes
+
+    def one(number: int, inputs: Tensor | None) -> Tensor:
+        pack = packs[number]
+        check(number)
+        with precision(params, device):
+            more = squares | (sampled_as(batch, pack, params) if pack.rows else {})
+            found = forward(pack.to(device), params.temperature, truncation(params), inputs=inputs, **more)
+        if pack.rows and ends(forward):
             columns = (result, batch.entropy, batch.kept_mass, batch.squared_mass)
             for column, values in zip(columns, found, strict=False):
                 column[pack.flat] = values.cpu()
-        for _ in range(share.idle):
-            idle_pass(forward, device)
+        states: Tensor = found[0]
+        return states
+
+    with torch.no_grad():
+        run(forward, packs, one, backward=False)
     return result
 
 
-def accumulate(
-    forward: Forward,
-    share: Share,
-    batch: TrainBatch,
-    targets: Targets,
-    old_logprobs: Tensor | None,
-    totals: Denominators,
-    params: TrainParams,
-    check: Check,
-) -> list[Metrics]:
-    """Adds the gradient of the packs' share of the loss to every .grad; the metrics of each pack.
+@dataclass
+class Work:
+    """Packs of one model: each one's share of the loss, whose gradients add up."""
 
-    `old_logprobs` None: this is the first pass of a single step, and the old log-probabilities are the current ones,
-    detached. FatalError naming the sample of a non-finite number.
-    """
-    device = forward.model.device
-    parts = []
-    for number, pack in enumerate(share.packs):
-        check(number)
+    forward: Forward
+    share: Share
+    batch: TrainBatch
+    targets: Targets
+    old_logprobs: Tensor | None
+    """None: this is the first pass of a single step, and the old log-probabilities are the current ones, detached."""
+    totals: Denominators
+    params: TrainParams
+    check: Check
+    metrics: list[Metrics] = field(default_factory=list)
+    """Of each pack; of a pipeline the last stage has them."""
+
+    def __post_init__(self) -> None:
+        self.packs = self.share.passes
+
+    def run(self) -> list[Metrics]:
+        """Adds the gradients to every .grad. FatalError naming the sample of a non-finite number."""
+        run(self.forward, self.packs, self.one)
+        return self.metrics
+
+    @property
+    def passes(self) -> Passes:
+        return passes(self.forward, self.packs, self.one)
+
+    def one(self, number: int, inputs: Tensor | None) -> Tensor:
+        """The loss of a pack; of a pipeline's stage, from `inputs`, its states where it is not the last."""
+        pack, params, batch = self.packs[number], self.params, self.batch
+        device = self.forward.model.device
+        self.check(number)
         placed = pack.to(device)
-        tensors = _of_pack(batch, targets, old_logprobs, params, pack, device)
         with precision(params, device):
+            if not pack.rows:
+                idle: tuple[Tensor, ...] = self.forward(placed, 1.0, inputs=inputs)
+                return sum((output.sum() * 0.0 for output in idle), torch.zeros(())) if ends(self.forward) else idle[0]
+            tensors = _of_pack(batch, self.targets, self.old_logprobs, params, pack, device)
             more = sampled_as(batch, pack, params)
             more |= {"topk_ids": tensors.pop("teacher_ids").long()} if "teacher_ids" in tensors else {}
-            outputs = forward(placed, params.temperature, truncation(params), **more)
-            if forward.policy:
+            outputs = self.forward(placed, params.temperature, truncation(params), inputs=inputs, **more)
+            if not ends(self.forward):
+                states: Tensor = outputs[0]
+                return states
+            if self.forward.policy:
                 logprobs, entropy, kept, *rest = outputs
                 if rest:
                     tensors["topk_logprobs"] = rest[0]
@@ -174,18 +201,19 @@ def accumulate(
                     tensors["kept_mass"] = kept
                 old = tensors.get("old_logprobs", logprobs.detach())
                 note(batch, pack, old - tensors["kept_mass"], tensors)
-                loss, metrics = _policy_objective(logprobs, entropy, tensors, totals, params, batch, targets)
+                loss, metrics = _policy_objective(logprobs, entropy, tensors, self.totals, params, batch, self.targets)
             else:
                 (values,) = outputs
-                loss, metrics = _value_objective(values, tensors, totals.trained, params, batch)
+                loss, metrics = _value_objective(values, tensors, self.totals.trained, params, batch)
         if not bool(torch.isfinite(loss)):
             raise FatalError(f"loss is {float(loss.detach())} over {_samples(batch, pack)}")
-        loss.backward()  # type: ignore[no-untyped-call]
-        parts.append(metrics)
-    for _ in range(share.idle):
-        with precision(params, device):
-            idle_pass(forward, device)
-    return parts
+        self.metrics.append(metrics)
+        return loss
+
+
+def ends(forward: Forward) -> bool:
+    """Whether its outputs are the model's."""
+    return forward.stage is None or forward.stage.last
 
 
 def blame(

@@ -30,7 +30,7 @@ from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
 from functions.train.progress import Progress
 from functions.train.state import TrainState
-from functions.train.step import Denominators, accumulate, blame, denominators
+from functions.train.step import Denominators, Work, blame, denominators
 from functions.train.update import check_bound, check_versions, share_of, told, training, update
 
 Metrics = dict[str, float]
@@ -94,7 +94,7 @@ def _add(
     """The packs' gradients, as sums: to be divided when the denominators are known."""
     unit = Totals(tokens=1, sequences=1, norm=params.norm)
     old = batch.token.get("old_logprobs")
-    return accumulate(state.forward, own, batch, goal, old, Denominators(unit, unit), params, progress)
+    return Work(state.forward, own, batch, goal, old, Denominators(unit, unit), params, progress).run()
 
 
 def _step(

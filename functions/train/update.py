@@ -57,7 +57,8 @@ def share_of(state: TrainState, batch: TrainBatch, rows: Sequence[int], params: 
         return make_packs(batch.samples, rows, budget_tokens=budget_tokens, shared=shared)
 
     budget = params.micro_batch_tokens or micro_batch_default(state.model.device)
-    return share(packs_of, budget, state.ranks.place("dp"), state.ranks.count("dp"))
+    ranks = state.ranks
+    return share(packs_of, budget, ranks.place("dp"), ranks.count("dp"), ranks.count("pp"))
 
 
 def update(state: TrainState, params: TrainParams, blame: Callable[[], str]) -> dict[str, float]:
@@ -65,7 +66,12 @@ def update(state: TrainState, params: TrainParams, blame: Callable[[], str]) -> 
 
     Metrics: grad_norm and lr, of actor or critic.
     """
-    prefix, norm = "actor" if params.objective == "policy" else "critic", state.optimizer.grad_norm()
+    prefix, stage = "actor" if params.objective == "policy" else "critic", state.forward.stage
+    if stage is None:
+        norm = state.optimizer.grad_norm()
+    else:
+        stage.add_tied(state.optimizer.named)
+        norm = stage.whole_norm(state.optimizer.grad_norm(without=stage.copied))
     if not math.isfinite(float(norm)):
         if state.ranks.size > 1:
             raise FatalError(f"gradient norm is {float(norm)}; with one replica the message names sample and parameter")

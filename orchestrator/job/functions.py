@@ -25,6 +25,11 @@ def function_specs(job: JobConfig, models: Sequence[str]) -> list[FunctionSpec]:
     return [_spec(job, role) for role in roles if role.name != "reward" or job.reward.score != "environment"]
 
 
+def fused(job: JobConfig) -> bool:
+    """Whether a model that trains beside the actor does so in its gang, each in the bubbles of the other's pipeline."""
+    return job.function("train").parallel.pp > 1
+
+
 def generators(job: JobConfig) -> list[str]:
     """The functions that generate: `generate`, and the one that a step's tail may go on with where the job has it."""
     return [role.name for role in roles_of((), tail=TAIL in job.functions) if role.kind == "generate"]

@@ -9,7 +9,7 @@ from typing import Any
 from functions.call.parallel import Parallel
 from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import JobConfig
-from orchestrator.job.functions import model_directory
+from orchestrator.job.functions import fused, model_directory
 from orchestrator.job.roles import BY_NAME
 from orchestrator.planner.devices import device
 from orchestrator.planner.model_shape import read_shape
@@ -24,7 +24,8 @@ def check_meshes(job: JobConfig, specs: Sequence[FunctionSpec]) -> None:
     """Raises ConfigError for a mesh that a function's kind, its replicas or its model do not allow, and for one whose
     ranks have not the memory, with the smallest that would have."""
     for role in (BY_NAME[spec.name] for spec in specs):
-        mesh, where = job.function(role.name).parallel.mesh, f"functions.{role.name}.parallel"
+        name = "train" if role.objective == "value" and fused(job) else role.name
+        mesh, where = job.function(name).parallel.mesh, f"functions.{name}.parallel"
         if mesh.size > 1 and role.kind == "generate":
             raise ConfigError(f"{where}: a replica that generates is split by its `gpus` (vLLM's tensor parallel size)")
         if mesh.size > 1 and role.kind != "train":
@@ -35,17 +36,17 @@ def check_meshes(job: JobConfig, specs: Sequence[FunctionSpec]) -> None:
         config = json.loads((directory / "config.json").read_bytes())
         config = config.get("text_config", config)
         try:
-            mesh.dp(job.function(role.name).replicas)
+            mesh.dp(job.function(name).replicas)
             mesh.check(config, lora=lora)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
-        room = None if lora else _room(job, role.name)
+        room = None if lora else _room(job, name)
         try:
             parameters = read_shape(directory).parameters
         except ValueError:  # a shape that is not known here: nobody can say what it needs
             continue
         if room is not None:
-            _check_memory(role.name, job.function(role.name).replicas, mesh, config, parameters, room)
+            _check_memory(name, job.function(name).replicas, mesh, config, parameters, room)
 
 
 def rank_bytes(parameters: float, config: Mapping[str, Any], ranks: int, mesh: Parallel) -> float:

@@ -14,5 +14,4 @@ async def ppo(step: Step) -> None:
     """Clipped policy steps on advantages that a critic estimates."""
     samples = step.generate()
     columns = [step.reward(samples), step.values(samples), *step.reference(samples)]
-    step.train("critic", samples, *columns)
-    step.train("actor", samples, *columns)
+    step.train("actor", samples, *columns, beside="critic")

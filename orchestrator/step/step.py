@@ -30,6 +30,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from functions.base.wire import Json
+from orchestrator.job.functions import fused
 from orchestrator.job.prompts import PromptSet
 from orchestrator.step.context import Context
 from orchestrator.step.dataflow import Samples, Scores
@@ -103,14 +104,19 @@ class Step:
 
     def train(
         self, model: str, samples: Samples | Sequence[Samples], *columns: Scores,
-        only: Collection[int] | None = None, **settings: Any,
+        only: Collection[int] | None = None, beside: str | None = None, **settings: Any,
     ) -> asyncio.Task[Json]:  # fmt: skip
         """One train call: publishes the next version of `model` and makes it current when the step ends.
 
-        `only`: the groups to train on (default: all). `settings` go over the recipe's for this call.
+        `only`: the groups to train on (default: all). `beside`: a model that trains on the same, in a call of its own,
+        or in this one where `model` is trained by pipelines: in their bubbles (functions/train/fused.py). `settings`
+        go over the recipe's for this call.
         """
         rollouts = [samples] if isinstance(samples, Samples) else list(samples)
-        training = Training(self._context, model, rollouts, columns, only, settings)
+        if beside is not None and not fused(self._context.job):
+            self.train(beside, samples, *columns, only=only)
+            beside = None
+        training = Training(self._context, model, rollouts, columns, only, settings, beside)
         return self._context.tasks.create_task(training.run())
 
     def more_prompts(self) -> PromptSet:

@@ -31,6 +31,8 @@ class Training:
     columns: Sequence[Scores]
     only: Collection[int] | None
     settings: Mapping[str, Any]
+    beside: str | None = None
+    """Trained in the same call."""
 
     @property
     def function(self) -> str:
@@ -53,18 +55,22 @@ class Training:
         """What the call says of itself; the version that it has published is in the report."""
         context, report = self.context, self.context.report
         streamed = self.function in context.plan.stream_s and self.only is None and len(self.rollouts) == 1
-        async with context.fleet.stage(self.function, context.replicas(self.function)) as stage:
+        streamed &= self.beside is None
+        ranks = context.job.function(self.function).parallel.mesh.ranks(context.replicas(self.function))
+        async with context.fleet.stage(self.function, ranks) as stage:
             done = await (self._streamed(stage) if streamed else self._answer(stage, await self._whole()))
             context.account(f"update_{self.model}", stage)
-        report.metrics |= done.data["metrics"]
+        both = {self.model: done.data} | ({} if self.beside is None else {self.beside: done.data["beside"]})
+        for model, told in both.items():
+            report.metrics |= told["metrics"]
+            report.durable &= bool(told["durable"])
+            report.trained[model] = Version.from_json(told["version"])
         if "fed_batches" in done.data["stats"]:
             report.observed[f"rollout/fed_batches/{self.function}"] = float(done.data["stats"]["fed_batches"])
         report.observed |= {name: float(value) for name, value in done.data["stats"].items() if "/" in name}
         report.observed |= done.data.get("memory", {})
         if "mismatch" in done.data:
             report.mismatch = Ref.from_json(done.data["mismatch"])
-        report.durable &= bool(done.data["durable"])
-        report.trained[self.model] = Version.from_json(done.data["version"])
         return dict(done.data)
 
     async def _answer(self, stage: Stage, call: Call) -> Event:
@@ -73,8 +79,13 @@ class Training:
         return await (last(stage.call(call)) if stage.replicas == 1 else stage.gang(call, mesh))
 
     def _call(self, inputs: Mapping[str, Sequence[Ref]], params: TrainParams, **feed: Json) -> Call:
-        weights = {"policy": self.context.versions[self.model]}
-        return self.context.call(self.function, "train", inputs, weights, params.to_json() | feed)
+        weights, more = {"policy": self.context.versions[self.model]}, feed
+        if self.beside is not None:
+            weights["beside"] = self.context.versions[self.beside]
+            settings = self.context.execution.settings[self.beside]
+            settings = replace(settings, dropped=params.dropped, durable_state=params.durable_state)
+            more = {"beside": settings.to_json()}
+        return self.context.call(self.function, "train", inputs, weights, params.to_json() | more)
 
     async def _whole(self) -> Call:
         """The call that has all samples and columns as inputs, when they are there."""

@@ -93,7 +93,9 @@ def _rank(root: str, scratch: str, calls: Sequence[Any], answer: Any, die: bool,
             attempt = Attempt(Call.from_json(call), lines.append, progress=Deadly() if die else {})
             attempt.run(lambda: TrainFunction(device=device), lambda: DirectoryExchange(root), scratch)
         ended.append(lines[-1] if lines else None)
-    answer.send(ended)
+        if lines and Event.from_line(lines[-1]).kind == "error":
+            break  # with the process its connections end, which its peers notice
+    answer.send([*ended, *[None] * (len(calls) - len(ended))])
 
 
 @dataclass(frozen=True)

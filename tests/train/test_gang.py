@@ -110,9 +110,9 @@ def assert_equal_step(bench: Bench, one: Json, many: Json) -> None:
     """Weights, moments and metrics of two answers, to 1e-6; manifests of the same form."""
     ours, theirs = bench.manifest(one), bench.manifest(many)
     for kind in ("tensors", "state"):
-        assert [(e.name, e.dtype, e.shape) for e in getattr(ours, kind)] == [
+        assert {(e.name, e.dtype, e.shape) for e in getattr(ours, kind)} == {
             (e.name, e.dtype, e.shape) for e in getattr(theirs, kind)
-        ]
+        }
     assert ours.files == theirs.files
     assert ours.parent == theirs.parent
     assert ours.trainer["optimizer_steps"] == theirs.trainer["optimizer_steps"]
