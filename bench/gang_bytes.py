@@ -139,7 +139,7 @@ def main(given: Sequence[str] | None = None) -> None:
         source = first
         for by in ("1", options.meshes[-1]):
             for mesh in options.meshes:
-                version, moved = step(root, scratch, call(f"by-{by}-of-{mesh}", source), mesh)
+                version, moved = step(root, scratch, call(f"by-{by}-of-{mesh}".replace(":", "-"), source), mesh)
                 for rank, (read, written, peak) in enumerate(moved):
                     shares = f"{read / (weights + state):>7.1%} {written:>13,} {written / (weights + state):>7.1%}"
                     print(f"{by:>10} {mesh:>6} {rank:>4} {read:>13,} {shares} {peak:>13,}")
