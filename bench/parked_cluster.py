@@ -189,13 +189,13 @@ async def samples(given: argparse.Namespace, folder: Path) -> dict[str, list[flo
     return found
 
 
-PAUSE_S = 12
+PAUSED, PAUSE_S = "paused", 12
 RECIPE = f"""
 import asyncio
 from orchestrator.recipes.base import recipe
 
 @recipe(paper="", advantage="grpo", loss="vanilla", aggregation="seq-mean-token-mean")
-async def paused(step):
+async def {PAUSED}(step):
     await asyncio.sleep({PAUSE_S})  # longer than Knative's window: no function has a pod when it is over
     samples = step.generate()
     step.train("actor", samples, step.reward(samples))
@@ -207,9 +207,9 @@ def steps(given: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     headers = {"Authorization": f"Bearer {given.token}"}
     with httpx.Client(base_url=given.api, headers=headers, timeout=600) as client:
-        (given.job.parent / "paused.py").write_text(RECIPE)
+        (given.job.parent / f"{PAUSED}.py").write_text(RECIPE)
         for name, planner in VARIANTS.items():
-            own = {"recipe": "paused.py:paused", "name": name, "steps": given.steps, "planner": planner}
+            own = {"recipe": f"{PAUSED}.py:{PAUSED}", "name": name, "steps": given.steps, "planner": planner}
             job = json.loads(given.job.read_text()) | own
             send_files(client, job, given.job.parent)
             answer = client.post("/v1/jobs", json=job)

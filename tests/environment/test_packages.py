@@ -79,6 +79,7 @@ uvicorn.run(create_app(Game, Guess, Told, max_concurrent_envs=8), port=int(sys.a
 """
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its loop lives as long as a replica
 def test_a_taskset_of_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("verifiers", reason="the package verifiers is not installed (an optional extra)")
     (tmp_path / "sums_for_tests.py").write_text(TASKSET)

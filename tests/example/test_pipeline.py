@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1600)
 def test_the_pipeline_goes_from_sft_to_ppo(tmp_path: Path) -> None:
     command = tmp_path / "rlhf"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m orchestrator.commands "$@"\n')

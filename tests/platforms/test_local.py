@@ -19,6 +19,7 @@ import pytest
 
 from functions.base.wire import Call, Event
 from functions.exchange.directory import DirectoryExchange
+from functions.server.forkserver_client import FORKSERVER
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError
 from orchestrator.platforms.local import LocalPlatform
 from tests.platforms.conformance import Bench, Conformance
@@ -315,7 +316,8 @@ asyncio.run(main())
 def test_when_the_orchestrator_is_killed_all_its_processes_go(tmp_path: Path, warm_parent: bool) -> None:
     log = tmp_path / "log"
     command = [sys.executable, "-c", ORCHESTRATOR, str(tmp_path), str(warm_parent), FORKS.kind, str(log)]
-    with subprocess.Popen(command) as orchestrator:
+    env = {name: value for name, value in os.environ.items() if name != FORKSERVER}  # the agent is a child of its own
+    with subprocess.Popen(command, env=env) as orchestrator:
         until(lambda: len(logged(log)) == 2, within_s=60)
         until(lambda: len(descendants(orchestrator.pid)) == 1 + 2 * 2 + 2)
         children = descendants(orchestrator.pid)
