@@ -174,10 +174,10 @@ async def samples(given: argparse.Namespace, folder: Path) -> dict[str, list[flo
             bare_s = await asyncio.to_thread(bare_start, api, ways["none"].context, ways["none"].spec)
             found.setdefault("bare pod", []).append(bare_s)
             turns = [("parked", "parked, same version"), ("parked", "parked, new version")]
-            for way, name in [*turns, *([("none", "without an agent")] if n < given.without else [])]:
+            for key, name in [*turns, *([("none", "without an agent")] if n < given.without else [])]:
                 if name == "parked, new version":
                     version = await asyncio.to_thread(next_version, exchange, version, rng)
-                first_s, gone_s = await ways[way].turn(version)
+                first_s, gone_s = await ways[key].turn(version)
                 found.setdefault(name, []).append(first_s)
                 found.setdefault(f"{name}: last event to no pod", []).append(gone_s)
                 print(f"{name}: {first_s:.2f} s, gone after {gone_s:.2f} s", file=sys.stderr, flush=True)

@@ -43,7 +43,7 @@ class Forkserver:
 
     def serve(self) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for agents
-        while select.select([0, self.listener], [], [])[0] == [self.listener]:
+        while select.select([0, self.listener.fileno()], [], [])[0] == [self.listener.fileno()]:
             connection, _ = self.listener.accept()
             connection.settimeout(ASKS_S)
             with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it is none of ours

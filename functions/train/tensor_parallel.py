@@ -42,20 +42,21 @@ class ExpertsParallel(ParallelStyle):
         for name, parameter in list(module.named_parameters(recurse=False)):
             own = distribute_tensor(parameter, device_mesh, [Shard(0)], src_data_rank=None)
             module.register_parameter(name, nn.Parameter(own, requires_grad=parameter.requires_grad))
-        count = module.num_experts // device_mesh.size()  # type: ignore[operator]
+        experts: Any = module
+        count = experts.num_experts // device_mesh.size()
         first = count * device_mesh.get_local_rank()
-        module.num_experts, module._is_expert_parallel = count, True
-        whole = module.forward
+        experts.num_experts, experts._is_expert_parallel = count, True
+        whole = experts.forward
 
         def forward(states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
             own = (chosen >= first) & (chosen < first + count)
             local = torch.where(own, chosen - first, count)
             named = dict(module.named_parameters(recurse=False))
-            module._parameters |= {name: p.to_local() for name, p in named.items() if isinstance(p, DTensor)}  # type: ignore[assignment]
+            experts._parameters |= {name: p.to_local() for name, p in named.items() if isinstance(p, DTensor)}
             try:
                 found = whole(enter(states, device_mesh), local, enter(weights, device_mesh))
             finally:
-                module._parameters |= named  # type: ignore[assignment]
+                experts._parameters |= named
             return leave(found, device_mesh)
 
         module.forward = forward
@@ -88,7 +89,7 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     """
     adapted = any(not parameter.requires_grad for parameter in model.parameters())
     Parallel(tp=mesh.size()).check(model.config.to_dict(), lora=adapted)
-    plan, inner = model.config.base_model_tp_plan, backbone(model)
+    plan, inner = model.config.base_model_tp_plan or {}, backbone(model)
     for name, module in list(inner.named_modules()):
         style = STYLES.get(plan.get(re.sub(r"\.\d+", ".*", name), ""))
         if style is not None:
@@ -142,7 +143,7 @@ class TokenShare:
         columns = [output if output.ndim > 1 else output[:, None] for output in outputs]
         own = DTensor.from_local(torch.cat(columns, 1), self.mesh, [Shard(0)], run_check=False)
         whole = own.full_tensor(grad_placements=[Replicate()])[: self.count]
-        parts = whole.split([column.shape[1] for column in columns], 1)
+        parts = torch.split(whole, [column.shape[1] for column in columns], 1)
         found = (part if given.ndim > 1 else part[:, 0] for part, given in zip(parts, outputs, strict=True))
         return tuple(
             part.clone() if given.requires_grad else part.detach().clone()

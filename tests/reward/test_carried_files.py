@@ -33,6 +33,7 @@ def test_a_scorer_arrives_as_it_was_when_the_job_began(tmp_path: Path, monkeypat
     file.unlink()
     assert settings == ours, "names of ours stay"
     userfile.carried_by(exchange.durable.get)
+    assert isinstance(told.reward.score, str)
     assert userfile.load(told.reward.score)("x") == 7
     assert given.reward.score == f"{file}:score", "the job itself is as the user wrote it"
 
@@ -71,6 +72,7 @@ def test_a_file_that_was_altered_on_its_way_is_refused(tmp_path: Path, monkeypat
     (tmp_path / "reward.py").write_text("def score(solution_str):\n    return 7\n")
     carried, _ = asyncio.run(carry(AsyncExchange(exchange), job("reward.py:score", tmp_path), {}))
     name = carried.reward.score
+    assert isinstance(name, str)
     key = name.removeprefix(userfile.CARRIED).rpartition(":")[0]
     userfile.carried_by(exchange.durable.get)
     whole = exchange.get(key)

@@ -419,7 +419,7 @@ def test_a_users_own_advantage_and_loss(bench: Bench) -> None:
 
 def test_each_of_several_rewards_is_a_metric(bench: Bench) -> None:
     values = np.arange(len(bench.samples), dtype=np.float32)
-    columns = dataclasses.replace(bench.columns, sample=bench.columns.sample | {"brief": values})
+    columns = dataclasses.replace(bench.columns, sample={**bench.columns.sample, "brief": values})
     metrics = bench.call({"optimizer": ADAM, "score": {"weights": {"brief": 0.5}}}, columns=[columns])["metrics"]
     assert metrics["rewards/brief/mean"] == pytest.approx(values.mean())
     assert metrics["rewards/brief/std"] == pytest.approx(values.std())

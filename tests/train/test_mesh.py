@@ -118,7 +118,7 @@ class Case:
 
 def check(path: Path, cases: Sequence[Case], device: str = "cpu") -> None:
     """Each case's update is that of one rank on a CPU. All run in the same processes, one after the other."""
-    bench = Bench.make(path, {case.model: (case.kind, WIDE | case.changes) for case in cases})
+    bench = Bench.make(path, {case.model: (case.kind, {**WIDE, **case.changes}) for case in cases})
     calls = [bench.call(f"{number}-{case.mesh}", case.model, case.params) for number, case in enumerate(cases)]
     gangs = [ranks_of(call, *MESHES[case.mesh]) for call, case in zip(calls, cases, strict=True)]
     ended = run_gangs(bench.root, bench.scratch, gangs, device=device)
