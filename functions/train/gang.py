@@ -177,7 +177,6 @@ def meet(
         _report(exchange, gang, "retryable", f"{type(error).__name__} {error}".rstrip(), lost)
         raise
     except Exception as error:
-        __import__("traceback").print_exc()  # DEBUG
         raise _reason(exchange, gang, error) from error
     finally:
         if dist.is_initialized():
