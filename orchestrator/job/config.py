@@ -206,7 +206,7 @@ def _fields_at(path: Sequence[str | int]) -> list[str]:
 
 def elsewhere(name: str) -> str:
     """ "; did you mean 'train.lr'?" for the name of a key of another section, `kl_coef` for `algorithm.kl.coef` too."""
-    keys = [key for key in _keys(JobConfig) if "." in key and f".{key}".replace(".", "_").endswith(f"_{name}")]
+    keys = [key for key in _keys(JobConfig) if any("_".join(key.split(".")[n:]) == name for n in range(1, 4))]
     nearest = min(keys, key=lambda key: key.count("."), default=None)
     return "" if nearest is None else f"; did you mean {nearest!r}?"
 

@@ -52,7 +52,7 @@ async def local(root: Path, *specs: FunctionSpec, warm_parent: bool = True) -> A
     finally:
         await platform.close()
         assert platform.replicas() == []
-        assert ours() == []
+        await eventually(lambda: not ours())  # an agent that was forked elsewhere is nobody's to wait for here
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:

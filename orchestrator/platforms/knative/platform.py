@@ -264,18 +264,21 @@ class KnativePlatform:
         while True:
             async with aclosing(self._caller.events(queue.address, call)) as events:
                 try:
-                    yield await self._first(queue, events)
+                    first = await self._first(queue, events)
                 except TimeoutError:
                     queue.last_request_s = now_s()
                     continue
+                if first is not None:
+                    yield first
                 async for event in events:
                     yield event
                 return
 
-    async def _first(self, queue: Function, events: AsyncGenerator[Event, None]) -> Event:
-        """The event with which a replica answers. Raises PlatformError for what keeps the function from having one,
-        TimeoutError where one has been idle for `astray_s` and the request does not come to it."""
-        answer = asyncio.ensure_future(anext(events))
+    async def _first(self, queue: Function, events: AsyncGenerator[Event, None]) -> Event | None:
+        """The event with which a replica answers; None: an answer without one. Raises PlatformError for what keeps the
+        function from having one, TimeoutError where one has been idle for `astray_s` and the request does not come to
+        it."""
+        answer = asyncio.ensure_future(anext(events, None))
         failed = asyncio.ensure_future(queue.failed.wait())
         astray_s = self._timing.astray_s
         began_s = now_s()
