@@ -83,8 +83,8 @@ def _others(mesh: Parallel, config: Mapping[str, Any]) -> Iterator[tuple[int, Pa
     """Meshes by their ranks, fewest first; of as many, those that are most like `mesh`."""
     allowed = [mesh]
     for tp in (2, 4, 8):
-        other = Parallel(tp=tp, pp=mesh.pp)
         try:
+            other = Parallel(tp=tp, pp=mesh.pp)
             other.check(config)
         except ValueError:
             continue

@@ -40,6 +40,7 @@ class Case:
 CASES = {
     "tied": Case("gemma3_text", 4, Parallel(pp=4), GRPO),
     "dp-and-pp": Case("qwen3", 4, Parallel(pp=2), GRPO | TWO_STEPS),
+    "experts": Case("qwen3_moe", 2, Parallel(pp=2), GRPO),
     "critic": Case("llama", 2, Parallel(pp=2), VALUE),
     "adapters": Case(
         "qwen2", 2, Parallel(pp=2), GRPO | {"lora": {"rank": 4, "alpha": 8.0}, "gradient_checkpointing": True}

@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from functions.base.samples import Columns, Finish, Ragged, SampleBatch
 from functions.base.wire import Call, FeedPart, Json, Ref, Version
 from functions.call.function import Cancelled, Context, FatalError
+from functions.call.parallel import Parallel
 from functions.call.train_params import TrainParams
 from functions.exchange.base import NotFound
 from functions.exchange.directory import DirectoryExchange
@@ -25,7 +26,7 @@ from functions.models.pretrained import save_model
 from functions.train.function import TrainFunction
 from functions.weights.base import import_model
 from functions.weights.store import fetch
-from tests.support.gang import ranks_of, run_gang
+from tests.support.gang import ranks_of, run_gangs
 from tests.support.versions import fetch_state
 
 GROUPS, N, VOCABULARY = 6, 3, 53
@@ -216,12 +217,17 @@ def test_a_feed_that_does_not_stream_gives_the_bits_of_a_whole_call(bench: Bench
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_gang_is_fed_alike(bench: Bench) -> None:
+def test_gangs_of_any_mesh_are_fed_alike(bench: Bench) -> None:
     whole = bench.whole(GRPO)
-    call = bench.fed_call(GRPO, bench.parts([[3], [5, 0], [1, 2, 4]], identity="other"), "gang")
-    first, second = [ended.data for ended in run_gang(bench.root, bench.scratch, ranks_of(call, 2))]
-    assert first["version"] == second["version"]
-    equal(bench, whole, first)
+    gangs = []
+    for name, mesh in (("dp", Parallel()), ("pp", Parallel(pp=2)), ("tp", Parallel(tp=2))):
+        call = bench.fed_call(GRPO, bench.parts([[3], [5, 0], [1, 2, 4]], identity=name), name)
+        gangs.append(ranks_of(call, 2, mesh))
+    for ended in run_gangs(bench.root, bench.scratch, gangs):
+        first, second = [rank.data for rank in ended]
+        assert first["version"] == second["version"]
+        assert first["stats"]["fed_batches"] >= 1
+        equal(bench, whole, first)
 
 
 def test_the_version_is_named_after_the_samples_and_trained_once(bench: Bench) -> None:
