@@ -45,6 +45,9 @@ class Summary:
             self.commits.append(event)
         elif event.type == "validation":
             self.metrics |= data["metrics"]
+        elif "back_to" in data:
+            self.step = data["back_to"]
+            self.commits = [commit for commit in self.commits if commit.data["step"] <= self.step]
         elif event.type == "sample_failures":
             self.sample_failures += data["count"]
         elif event.type in END_TYPES:

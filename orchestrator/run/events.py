@@ -12,7 +12,7 @@ stage             step (the one at work), stages (functions at work now), replic
 step              step, metrics (the few that a person follows), cost_usd (of the job until then), versions
 validation        step, metrics (val-core/...)
 sample_failures   step, count, first (of what scorers said: group, index, message)
-note              message
+note              message, back_to (where steps after that one were lost)
 finished          model (directory)
 failed            message
 cancelled         message
@@ -97,7 +97,12 @@ class EventLog:
         path = directory / FILE
         events, end = read_events(path)
         self.executions = sum(event.type == "started" for event in events)
-        self._told = {(event.type, event.data["step"]) for event in events if "step" in event.data}
+        self._told = set[tuple[EventType, int]]()
+        for event in events:
+            if "back_to" in event.data:
+                self._told = {(kind, step) for kind, step in self._told if step <= event.data["back_to"]}
+            elif "step" in event.data:
+                self._told.add((event.type, event.data["step"]))
         self._next = events[-1].id + 1 if events else 1
         self._lines = Lines(path, end)
 
@@ -106,8 +111,10 @@ class EventLog:
         """The last step that was told as committed; -1: none."""
         return max((step for kind, step in self._told if kind == "step"), default=-1)
 
-    def forget(self, last_step: int) -> None:
-        """Steps after `last_step` were lost: they are told again when they are made again."""
+    def forget(self, last_step: int, message: str) -> None:
+        """Steps after `last_step` are lost: they are told again when they are made again, by this execution or a later
+        one. Raises as `append`."""
+        self.append("note", {"message": message, "back_to": last_step})
         self._told = {(kind, step) for kind, step in self._told if step <= last_step}
 
     def append(self, kind: EventType, data: Json) -> RunEvent:

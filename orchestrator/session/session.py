@@ -229,8 +229,7 @@ def check_complete(journal: Journal, events: EventLog, path: Path, from_step: in
             f"{path}: step {committed} was committed, but the journal {ends}: its records are lost; bring them back, "
             f"or go on without them: `rlhf-orchestrate resume {path} --from-step {max(0, last)}`"
         )
-    events.forget(last)
-    events.append("note", {"message": f"records after step {last} are lost; it goes on from there, as was asked for"})
+    events.forget(last, f"records after step {last} are lost; it goes on from there, as was asked for")
 
 
 async def go_back(journal: Journal, events: EventLog, path: Path, lost: StateLost) -> None:
@@ -238,12 +237,14 @@ async def go_back(journal: Journal, events: EventLog, path: Path, lost: StateLos
     last = len(journal.records) - 1
     if lost.step >= last:
         raise RunError(str(lost))
+    events.forget(
+        lost.step,
+        f"{lost}: its node has lost the state of step {last}; the job goes back to step {lost.step}, and writes every "
+        "state to the store from there on",
+    )  # first: who is killed now finds records that were not told, not the other way around
     await journal.roll_back(lost.step)
     for step in range(lost.step + 1, last + 1):
         (path / record_key(step)).unlink(missing_ok=True)
-    events.forget(lost.step)
-    events.append("note", {"message": f"{lost}: its node has lost the state of step {last}; the job goes back to step "
-                           f"{lost.step}, and writes every state to the store from there on"})  # fmt: skip
 
 
 async def ended(run: Run, view: View) -> Path:

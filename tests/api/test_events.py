@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.api.summary import SummaryFile
 from orchestrator.base.errors import RunError
 from orchestrator.run.events import FILE, EventLog, open_events, read_events
 
@@ -61,3 +62,19 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / FILE).write_text(line + "\n")
     with pytest.raises(RunError, match=r"events\.jsonl: not an event"):
         read_events(tmp_path / FILE)
+
+
+def test_steps_that_were_lost_are_told_again_by_whoever_makes_them_again(tmp_path: Path) -> None:
+    log = EventLog(tmp_path)
+    for step in range(4):
+        log.tell("step", step, {"metrics": {}, "cost_usd": 1.0 * step})
+    log.forget(1, "gone")
+    log.close()
+    again = EventLog(tmp_path)  # the one that forgot was killed
+    assert again.last_step == 1
+    again.tell("step", 1, {"metrics": {}, "cost_usd": 9.0})
+    again.tell("step", 2, {"metrics": {}, "cost_usd": 4.0})
+    again.close()
+    assert EventLog(tmp_path).last_step == 2
+    summary = SummaryFile(tmp_path / "events.jsonl").read()
+    assert [commit.data["cost_usd"] for commit in summary.commits] == [0.0, 1.0, 4.0]
