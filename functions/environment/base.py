@@ -116,3 +116,19 @@ def called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 async def _awaited(value: Any) -> Any:
     return await value
+
+
+class Unrestored:
+    """What an episode (kinds.py) says that keeps no state, and is worth what its turns were."""
+
+    stateless = False
+    restores = False
+
+    def reward(self, said: Said) -> float | None:
+        return None
+
+    def state(self) -> Any:
+        return None
+
+    def restore(self, state: Any) -> None:
+        """There is none."""

@@ -29,18 +29,15 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from functions.base.http_limits import TooLarge, bounded_body
-from functions.environment.base import Answer, EnvironmentFailed, Said
+from functions.environment.base import Answer, EnvironmentFailed, Said, Unrestored
 from functions.environment.requests import Asked, Form, Refused, answer, events, parse
 
 LARGEST_BYTES = 32 << 20
 NO_ROOM = "this episode has no room or no turn left (context_length_exceeded)"
 
 
-class HarnessEpisode:
+class HarnessEpisode(Unrestored):
     """`run(base_url)` is the harness; `reward(said)` what it is worth once it has returned (None: not said here)."""
-
-    stateless = False
-    restores = False
 
     def __init__(self, name: str, run: Callable[[str], Any], reward: Callable[[Said], float | None]) -> None:
         self._name, self._run, self._reward = name, run, reward
@@ -109,12 +106,6 @@ class HarnessEpisode:
             if news is None or isinstance(news, BaseException):
                 return news
         return None
-
-    def state(self) -> Any:
-        return None
-
-    def restore(self, state: Any) -> None:
-        """There is none."""
 
     def close(self) -> None:
         desk().episodes.pop(self._key, None)

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from functions.base.wire import Json
 from functions.call.function import FatalError
-from functions.environment.base import Answer, EnvironmentFailed, Said, finite, text_of
+from functions.environment.base import Answer, EnvironmentFailed, Said, Unrestored, finite, text_of
 
 
 class OpenEnvKind:
@@ -41,10 +41,7 @@ class OpenEnvKind:
         return OpenEnvEpisode(self, self._client(base_url=self._url).sync())
 
 
-class OpenEnvEpisode:
-    stateless = False
-    restores = False
-
+class OpenEnvEpisode(Unrestored):
     def __init__(self, kind: OpenEnvKind, client: Any) -> None:
         self._kind, self._client = kind, client
 
@@ -63,15 +60,6 @@ class OpenEnvEpisode:
             told = told[self._kind.observation]
         reward = None if result.reward is None else finite(result.reward, f"{self._kind.name}: the reward")
         return Answer([] if result.done else [("", text_of(told, who))], reward, bool(result.done))
-
-    def reward(self, said: Said) -> float | None:
-        return None
-
-    def state(self) -> Any:
-        return None
-
-    def restore(self, state: Any) -> None:
-        """There is none."""
 
     def close(self) -> None:
         self._client.close()

@@ -10,7 +10,7 @@ from typing import Any
 from functions.base.wire import Json
 from functions.call import userfile
 from functions.call.function import FatalError
-from functions.environment.base import RESERVED, Answer, EnvironmentFailed, Said, called, finite, text_of
+from functions.environment.base import RESERVED, Answer, EnvironmentFailed, Said, Unrestored, called, finite, text_of
 from functions.environment.harness import HarnessEpisode
 from functions.environment.parse import ToolCall, as_call, tool_calls
 from functions.environment.schema import schema, wrong
@@ -130,11 +130,10 @@ class OwnHarness(HarnessEpisode):
         self._own.close()
 
 
-class ToolsEpisode:
+class ToolsEpisode(Unrestored):
     """Of tools that are no class's: what one answers does not depend on the episode's earlier calls."""
 
     stateless = True
-    restores = False
 
     def __init__(self, tools: Sequence[Json], use: Call) -> None:
         self._tools, self._use = tools, use
@@ -145,15 +144,6 @@ class ToolsEpisode:
     def act(self, said: Said | None) -> Answer:
         calls = tool_calls(said.text) if said is not None else []
         return use_tools(calls, self._tools, self._use) if calls else Answer()
-
-    def reward(self, said: Said) -> float | None:
-        return None
-
-    def state(self) -> Any:
-        return None
-
-    def restore(self, state: Any) -> None:
-        """There is none."""
 
     def close(self) -> None:
         """What it uses is the replica's."""

@@ -197,9 +197,8 @@ class Jobs:
         is refused, or after it, and finds no job. Where the exchange cannot be reached the job comes back.
         """
         with self._lock:
-            self._check_settled(id)
-            config, usd = self.get(id).config, _spent_usd(self.get(id))
-            if usd and self.quota(self.get(id).desired.owner).usd_per_day is not None:
+            job = self._settled(id)
+            if (usd := _spent_usd(job)) and self.quota(job.desired.owner).usd_per_day is not None:
                 raise ApiError(409, f"job {id} has spent ${usd:.2f} within 24 hours, which count until they are over")
             try:
                 lock = RunDirectory(self.directory(id)).lock()
@@ -213,7 +212,7 @@ class Jobs:
             self._desired.pop(id, None)
         with lock:
             try:
-                self._delete_exchanged(RunDirectory(gone), config)
+                self._delete_exchanged(RunDirectory(gone), job.config)
             except (ExchangeError, RunError) as error:
                 gone.rename(self.directory(id))
                 raise RunError(f"job {id} is not deleted: {error}") from error
@@ -239,10 +238,11 @@ class Jobs:
             shutil.rmtree(left, ignore_errors=True)
         self._left = []
 
-    def _check_settled(self, id: str) -> None:
+    def _settled(self, id: str) -> Job:
         job = self.get(id)
         if not job.settled:
             raise ApiError(409, f"job {id} {_past(job.state)}; cancel it first")
+        return job
 
     def tick(self) -> None:
         """Starts what is wanted and may run, and settles what has ended. Raises RunError where a launcher fails."""
@@ -253,7 +253,7 @@ class Jobs:
             found = self.all()[::-1]
             running = [job for job in found if job.alive]
             for job in running:
-                if job.desired.wanted == "run" and (why := self._reached(running, job, starts=False)):
+                if job.desired.wanted == "run" and (why := self._reached(found, running, job, starts=False)):
                     self._save(job.id, replace(job.desired, wanted="stop", why=why))
                     self.launcher.stop(job.id)
             for job in found:
@@ -271,7 +271,7 @@ class Jobs:
                     log.warning("job %s: its orchestrator was killed; it is started again", job.id)
                     waiting.append(replace(job, desired=replace(job.desired, restarts=job.desired.restarts + 1)))
             for job in waiting:
-                why = self._reached(running, job, starts=True)
+                why = self._reached(found, running, job, starts=True)
                 if (why or "") != job.desired.why:
                     self._save(job.id, replace(self._desired[job.id], why=why or ""))
                 if why is not None or len(running) >= self.max_running:
@@ -282,13 +282,13 @@ class Jobs:
                 except RunError as error:  # counts as a restart: tried again at the next tick
                     log.error("job %s: %s", job.id, error)
 
-    def _reached(self, running: Sequence[Job], job: Job, *, starts: bool) -> str | None:
+    def _reached(self, every: Sequence[Job], running: Sequence[Job], job: Job, *, starts: bool) -> str | None:
         """What of its owner's quota keeps a job from starting beside those that run, or from going on."""
         owner = job.desired.owner
         if (quota := self.quota(owner)) == UNLIMITED:
             return None
         beside = [other.config for other in running if other.desired.owner == owner]
-        spent = sum(_spent_usd(other) for other in self.all() if other.desired.owner == owner)
+        spent = sum(_spent_usd(other) for other in every if other.desired.owner == owner)
         why = quota.reached(beside, job.config if starts else None, spent)
         return None if why is None else f"{owner}: {why}"
 
