@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from functions.base.samples import Columns, Finish, Ragged, SampleBatch
+from functions.base.samples import Columns, SampleBatch
 from functions.base.wire import Call, Json, Version
 from functions.call.function import Context, FatalError
 from functions.exchange.base import NotFound
@@ -23,16 +22,16 @@ from functions.train.function import TrainFunction
 from functions.train.parallel import share
 from functions.weights.base import import_model
 from functions.weights.local_copy import LocalCopy
-from functions.weights.manifest import Manifest, read_manifest
+from functions.weights.manifest import read_manifest
 from functions.weights.materialize import materialize
 from functions.weights.store import fetch
 from tests.support.gang import ranks_of, run_gang
+from tests.support.gang_bench import GROUPS, GangBench, N, ragged_batch
 from tests.support.train_call import save_tiny
-from tests.support.versions import fetch_state
 
 pytestmark = pytest.mark.timeout(300)
 
-GROUPS, N, VOCABULARY = 5, 3, 53
+VOCABULARY = 53
 BASE = Version("policy", 0)
 OPTIMIZER: Json = {"lr": 1e-2, "betas": [0.9, 0.99], "eps": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5}
 GRPO: Json = {
@@ -46,12 +45,8 @@ VALUE: Json = {
 
 
 @dataclass(frozen=True)
-class Bench:
-    exchange: DirectoryExchange
-    root: Path
-    scratch: Path
+class Bench(GangBench):
     directory: Path
-    inputs: Json
     samples: SampleBatch
 
     def call(self, id: str, params: Json, version: Version = BASE) -> Call:
@@ -61,23 +56,11 @@ class Bench:
         params = {"max_rollout_logprob_diff": "off", **params}  # nobody sampled these
         return Call(id, "train", self.inputs | {"samples": [ref]}, {"policy": version}, params, step=3)
 
-    def alone(self, call: Call) -> Json:
-        (event,) = TrainFunction(device="cpu").call(call, Context(self.exchange, str(self.scratch / "alone")))
-        return dict(event.data)
-
     def gang(self, call: Call, size: int) -> Json:
         """The answer of all ranks, which is one and the same."""
         first, *others = [e.data for e in run_gang(self.root, self.scratch, ranks_of(call, size))]
         assert all(other == first for other in others)
         return first
-
-    def manifest(self, data: Json) -> Manifest:
-        return read_manifest(self.exchange, Version.from_json(data["version"]))
-
-    def tensors(self, data: Json) -> dict[str, Tensor]:
-        version = Version.from_json(data["version"])
-        weights, state = fetch(self.exchange, version), fetch_state(self.exchange, version)
-        return weights | {f"state/{name}": tensor for name, tensor in state.items()}
 
 
 @pytest.fixture
@@ -85,34 +68,19 @@ def bench(tmp_path: Path) -> Bench:
     save_tiny(tmp_path / "model", intermediate_size=50)
     exchange = DirectoryExchange(tmp_path / "exchange")
     import_model(exchange, "policy", tmp_path / "model")
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(3, VOCABULARY, k).tolist() for k in (3, 1, 5, 2, 4)]
-    base = SampleBatch.of_prompts(prompts, samples_per_prompt=N, version=0)
-    lengths = rng.integers(1, 12, GROUPS * N).astype(np.int32)
-    total = int(lengths.sum())
-    samples = replace(
-        base,
-        responses=Ragged(rng.integers(3, VOCABULARY, total).astype(np.int32), lengths),
-        logprobs=np.log(rng.uniform(0.05, 0.5, total)).astype(np.float32),
-        mask=(rng.random(total) > 0.2).astype(np.float32),
-        finish=np.full(GROUPS * N, Finish.STOP, np.int32),
-    )
-    token = {name: rng.normal(-2, 0.5, total).astype(np.float32) for name in ("ref_logprobs", "values")}
-    columns = Columns.of(samples, sample={"score": rng.random(GROUPS * N).astype(np.float32)}, token=token)
-    inputs = {
-        "samples": [exchange.put("batches/s", samples.encode())],
-        "columns": [exchange.put("batches/c", columns.encode())],
-    }
-    return Bench(exchange, tmp_path / "exchange", tmp_path / "scratch", tmp_path / "model", inputs, samples)
+    samples, inputs = ragged_batch(exchange, VOCABULARY, 11)
+    return Bench(exchange, tmp_path / "exchange", tmp_path / "scratch", inputs, tmp_path / "model", samples)
 
 
-def assert_equal_step(bench: Bench, one: Json, many: Json) -> None:
-    """Weights, moments and metrics of two answers, to 1e-6; manifests of the same form."""
+def assert_equal_step(bench: Bench, one: Json, many: Json, *, in_order: bool = True) -> None:
+    """Weights, moments and metrics of two answers, to 1e-6; manifests of the same form. Where stages wrote one of them
+    an untied head comes after the layers."""
     ours, theirs = bench.manifest(one), bench.manifest(many)
     for kind in ("tensors", "state"):
-        assert {(e.name, e.dtype, e.shape) for e in getattr(ours, kind)} == {
-            (e.name, e.dtype, e.shape) for e in getattr(theirs, kind)
-        }
+        forms = [[(e.name, e.dtype, e.shape) for e in getattr(manifest, kind)] for manifest in (ours, theirs)]
+        if not in_order:
+            forms = [sorted(form) for form in forms]
+        assert forms[0] == forms[1]
     assert ours.files == theirs.files
     assert ours.parent == theirs.parent
     assert ours.trainer["optimizer_steps"] == theirs.trainer["optimizer_steps"]

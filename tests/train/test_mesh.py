@@ -7,27 +7,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from functions.base.samples import Columns, Finish, Ragged, SampleBatch
 from functions.base.wire import Call, Json, Version
-from functions.call.function import Context
 from functions.call.parallel import SPLIT_ARCHITECTURES, Parallel
 from functions.exchange.directory import DirectoryExchange
-from functions.train.function import TrainFunction
 from functions.weights.base import import_model
-from functions.weights.manifest import Manifest, read_manifest
-from functions.weights.store import fetch
 from tests.support.architectures import VOCABULARY, tiny_model
 from tests.support.gang import ranks_of, run_gangs
-from tests.support.versions import fetch_state
+from tests.support.gang_bench import GROUPS, GangBench, N, ragged_batch
 
 pytestmark = pytest.mark.timeout(300)
 
-GROUPS, N = 5, 3
 OPTIMIZER: Json = {"lr": 1e-2, "betas": [0.9, 0.99], "eps": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5}
 GRPO: Json = {
     "optimizer": OPTIMIZER, "temperature": 0.8, "entropy_coef": 0.01, "micro_batch_tokens": 30,
@@ -46,50 +38,18 @@ MESHES = {
 
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(GangBench):
     """Models of several architectures, one ragged batch for all of them."""
-
-    exchange: DirectoryExchange
-    root: Path
-    scratch: Path
-    inputs: Json
 
     @classmethod
     def make(cls, path: Path, models: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Bench:
         exchange = DirectoryExchange(path / "exchange")
         for name, (kind, changes) in models.items():
             import_model(exchange, name, tiny_model(kind, path / name, **changes))
-        rng = np.random.default_rng(0)
-        prompts = [rng.integers(3, VOCABULARY, k).tolist() for k in (3, 1, 5, 2, 4)]
-        base = SampleBatch.of_prompts(prompts, samples_per_prompt=N, version=0)
-        lengths = rng.integers(1, 9, GROUPS * N).astype(np.int32)
-        total = int(lengths.sum())
-        samples = replace(
-            base,
-            responses=Ragged(rng.integers(3, VOCABULARY, total).astype(np.int32), lengths),
-            logprobs=np.log(rng.uniform(0.05, 0.5, total)).astype(np.float32),
-            mask=(rng.random(total) > 0.2).astype(np.float32),
-            finish=np.full(GROUPS * N, Finish.STOP, np.int32),
-        )
-        token = {name: rng.normal(-2, 0.5, total).astype(np.float32) for name in ("ref_logprobs", "values")}
-        columns = Columns.of(samples, sample={"score": rng.random(GROUPS * N).astype(np.float32)}, token=token)
-        inputs = {"samples": [exchange.put("s", samples.encode())], "columns": [exchange.put("c", columns.encode())]}
-        return cls(exchange, path / "exchange", path / "scratch", inputs)
+        return cls(exchange, path / "exchange", path / "scratch", ragged_batch(exchange, VOCABULARY, 8)[1])
 
     def call(self, id: str, model: str, params: Json) -> Call:
         return Call(id, "train", self.inputs, {"policy": Version(model, 0)}, {"model": model, **params}, step=3)
-
-    def alone(self, call: Call) -> Json:
-        (event,) = TrainFunction(device="cpu").call(call, Context(self.exchange, str(self.scratch / "alone")))
-        return dict(event.data)
-
-    def manifest(self, data: Json) -> Manifest:
-        return read_manifest(self.exchange, Version.from_json(data["version"]))
-
-    def tensors(self, data: Json) -> dict[str, Tensor]:
-        version = Version.from_json(data["version"])
-        state = {f"state/{name}": tensor for name, tensor in fetch_state(self.exchange, version).items()}
-        return fetch(self.exchange, version) | state
 
     def difference(self, one: Json, many: Json, atol: float) -> float:
         """The largest of weights and moments; manifests have the same form, metrics are the same."""
