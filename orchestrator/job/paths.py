@@ -20,18 +20,23 @@ def resolve(table: dict[str, Any], base: Path) -> None:
     a path here."""
     for section, key in PATHS:
         inner = table.get(section)
-        value = inner.get(key) if isinstance(inner, dict) else None
-        if isinstance(value, str) and (HubId.parse(value) is None or (base / value).exists()):
+        if not isinstance(inner, dict) or not isinstance(value := inner.get(key), str):
+            continue
+        if HubId.parse(value) is None or (base / value).exists():
             path = (base / value).resolve()
             if section != "data" and (path / "run.json").is_file():
                 path = path / "model"  # of another run: what it has made
-            inner[key] = str(path)  # type: ignore[index]  # a dict: value came out of it
+            inner[key] = str(path)
     for section, key in CODE:
         holder = table.get(section) if section else table
-        value = holder.get(key) if isinstance(holder, dict) else None
-        if isinstance(value, str):
-            holder[key] = located(value, base)  # type: ignore[index]  # a dict: value came out of it
-        elif isinstance(value, list | tuple):  # reward.score, several
-            holder[key] = [located(v, base) if isinstance(v, str) else v for v in value]  # type: ignore[index]
-        elif isinstance(value, dict):  # environment.kind, several by name
-            holder[key] = {n: located(v, base) if isinstance(v, str) else v for n, v in value.items()}  # type: ignore[index]
+        if isinstance(holder, dict) and key in holder:
+            holder[key] = _located(holder[key], base)
+
+
+def _located(value: Any, base: Path) -> Any:
+    """`located` of a name, of several (reward.score) and of several by name (environment.kind)."""
+    if isinstance(value, list | tuple):
+        return [_located(one, base) for one in value]
+    if isinstance(value, dict):
+        return {name: _located(one, base) for name, one in value.items()}
+    return located(value, base) if isinstance(value, str) else value
