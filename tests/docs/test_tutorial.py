@@ -58,7 +58,7 @@ def test_the_hour_goes_as_it_is_told(tmp_path: Path) -> None:
         assert listed["sums"] == listed["faster"] == "succeeded"
         for run in ("sums", "faster"):  # what the comparison asks for
             columns = api.get(f"/v1/jobs/{run}/metrics", params={"name": "critic/score/mean"}).json()
-            assert len(columns["step"]) == 5
+            assert columns["steps"] == [0, 1, 2, 3, 4]
 
 
 def test_the_keys_beside_those_of_others_are_keys() -> None:

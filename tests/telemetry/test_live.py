@@ -22,7 +22,7 @@ from orchestrator.session.view import NoView, Snapshot, later, time_left_s
 SNAPSHOT = Snapshot(
     job="arithmetic", recipe="grpo", step=17, steps=60, elapsed_s=41.4, stages=("generate", "reward"),
     replicas={"generate": (2, 4), "reward": (1, 1), "train": (0, 1), "big": (20, 160)},
-    rewards=[0.3, 0.5, 0.81], validations=[0.34, 0.87], validation_name="val-core/arithmetic/acc/mean@1",
+    headlines=[0.3, 0.5, 0.81], validations=[0.34, 0.87], validation_name="val-core/arithmetic/acc/mean@1",
     tokens_per_s=5210.4, cost_usd=0.00421, left_s=104.0, note="call retried: [red]lost[/red]",
 )  # fmt: skip
 

@@ -61,6 +61,12 @@ export function times(low, high, most) {
   return found;
 }
 
+// The one number by which a job is followed (telemetry/headline.py).
+export function headline(metrics) {
+  const name = ["critic/score/mean", "sft/loss", "dpo/loss", "rm/loss", "actor/pg_loss"].find((n) => n in metrics);
+  return { title: name && name !== "critic/score/mean" ? "Loss" : "Reward", value: metrics[name] };
+}
+
 // What a validation is shown by: the accuracy where the scorer gives one, else the score. Null: there is none.
 export function validation(metrics) {
   const names = Object.keys(metrics).filter((name) => name.startsWith("val-core/")).sort();
