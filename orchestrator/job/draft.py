@@ -19,6 +19,8 @@ from orchestrator.job.hub import MODEL_FILES, HubId, snapshot
 
 PROMPT_KEYS = ("prompt", "input", "question", "problem", "query", "instruction", "text")
 """Columns that a prompt is looked for in; the first two need no saying."""
+LRS = {"sft": "2e-5", "reward_model": "1e-4"}
+"""TRL's."""
 LONGEST_RESPONSE = 512
 MOST_PROMPTS, MOST_HELD_OUT = 64, 0.05
 NUMBER = re.compile(r"\$?[+-]?[\d.,]+(/\d+)?%?")
@@ -31,8 +33,9 @@ class Draft:
     """The job names reward.py:compute_score, as no rule fits."""
 
 
-def draft(name: str, recipe: str, model: str, data: str, beside: Path) -> Draft:
+def draft(name: str, recipe: str, model: str, data: str, beside: Path, *, given: bool = False) -> Draft:
     """A job file that lies in `beside`; `model` and `data` as the user has them: paths from here, or ids of the Hub.
+    `given`: the recipe trains on responses of the data.
 
     Raises ConfigError or DataError, one line.
     """
@@ -59,7 +62,9 @@ def draft(name: str, recipe: str, model: str, data: str, beside: Path) -> Draft:
     answer = max((len(chat.encode(truth)) for truth in truths), default=0)
     room = text_config.get("max_position_embeddings")
     response = max(LONGEST_RESPONSE, 2 * answer)
-    response = response if not isinstance(room, int) else max(1, min(response, room - longest))
+    enough = f"  # the longest right answer has {answer} tokens" if answer else ""
+    if isinstance(room, int) and room - longest < response:
+        response, enough = max(1, room - longest), f"  # what the model's {room} positions leave"
     per_step = min(MOST_PROMPTS, 1 << max(0, (len(rows) // 4).bit_length() - 1))
     dtype = "bfloat16" if "bfloat16" in (config.get("dtype"), config.get("torch_dtype")) else "float32"
     lines = [
@@ -82,14 +87,14 @@ def draft(name: str, recipe: str, model: str, data: str, beside: Path) -> Draft:
         *(["apply_chat_template = true  # prompts are text, the model was made to chat"] if template else []),
         "",
         "[rollout]",
-        "n = 8  # responses to each prompt",
-        f"max_response_length = {response}" + (f"  # the longest right answer has {answer} tokens" if answer else ""),
+        *([] if given else ["n = 8  # responses to each prompt"]),
+        f"max_response_length = {response}{enough}",
         "",
-        "[reward]",
+        "[reward]" + ("  # of the validation's responses" if given else ""),
         f"score = {_quoted(score)}  # {why}",
         "",
-        "[train]",
-        "lr = 1e-6",
+        "[critic]" if recipe == "reward_model" else "[train]",
+        f"lr = {LRS.get(recipe, '1e-6')}",
         "",
         "[functions.generate]",
         "replicas = 1  # at most so many at a time",

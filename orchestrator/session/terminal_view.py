@@ -115,7 +115,8 @@ def render(snapshot: Snapshot) -> RenderableType:
     body = Table.grid(padding=(0, 2))
     body.add_column(style="dim", no_wrap=True)
     body.add_column(overflow="ellipsis", no_wrap=True)
-    body.add_row("now", Text(" ▸ ".join(s.stages) or "nothing runs", "green" if s.stages else "dim"))
+    idle = "done" if s.steps and s.step == s.steps else "nothing runs"
+    body.add_row("now", Text(" ▸ ".join(s.stages) or idle, "green" if s.stages else "dim"))
     body.add_row("replicas", _replicas(s.replicas))
     body.add_row(s.headline, _curve(s.headlines, ""))
     if s.validation_name:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -50,6 +51,7 @@ def test_the_view_shows_what_there_is_to_know() -> None:
 def test_before_the_first_step_nothing_is_made_up() -> None:
     text = drawn(Snapshot(job="j", recipe="grpo", step=0, steps=3, elapsed_s=0.0, replicas={"train": (0, 1)}))
     assert "nothing runs" in text
+    assert "loss" in drawn(replace(SNAPSHOT, headline="loss")), "a job that nothing scores"
     assert "left" not in text
     assert "validation" not in text
     assert "0 replica-seconds" in text, "no dollars where nothing has a price"

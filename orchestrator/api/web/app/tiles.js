@@ -24,7 +24,7 @@ export function Tiles({ store, job }) {
     <${Tile} title=${money.title} value=${money.value} note=${money.note} />
     <${Tile} title="Generation" value=${whole(m["rollout/tokens_per_s"])} note="tokens/s per generate replica" />
     <${Tile} title="Replicas now" value=${job.state === "running" ? replicas.reduce((sum, [, n]) => sum + n, 0) : 0}
-      note=${replicas.filter(([, n]) => n).map(([name, n]) => `${name} ${n}`).join(", ") || (job.state === "running" ? "between stages: all at zero" : "all at zero")} />
+      note=${replicas.filter(([, n]) => n).map(([name, n]) => `${name} ${n}`).join(", ") || (job.state !== "running" ? "all at zero" : job.stages.length ? `starting ${job.stages.join(", ")}` : "between stages: all at zero")} />
   </dl>`;
 }
 
