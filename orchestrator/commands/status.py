@@ -174,7 +174,8 @@ def status_table(job: JobConfig, state: str, rows: Sequence[Mapping[str, Any]], 
     table = Table(box=SIMPLE)
     table.add_column("step", justify="right")
     shown = {title: key for title, key in columns.items() if any(key in row for row in rows)}
-    for title in (*shown, *(name.removeprefix(PREFIX) for name in validations)):
+    tested = ["validation"] if len(validations) == 1 else [name.removeprefix(PREFIX) for name in validations]
+    for title in (*shown, *tested):
         table.add_column(title, justify="right")
     for row in rows[-LAST_STEPS:]:
         table.add_row(str(row["step"]), *(number(row.get(key)) for key in (*shown.values(), *validations)))

@@ -65,6 +65,7 @@ def draft(name: str, recipe: str, model: str, data: str, beside: Path, *, given:
     enough = f"  # the longest right answer has {answer} tokens" if answer else ""
     if isinstance(room, int) and room - longest < response:
         response, enough = max(1, room - longest), f"  # what the model's {room} positions leave"
+    answers = recipe != "reward_model"  # it makes scores
     per_step = min(MOST_PROMPTS, 1 << max(0, (len(rows) // 4).bit_length() - 1))
     dtype = "bfloat16" if "bfloat16" in (config.get("dtype"), config.get("torch_dtype")) else "float32"
     lines = [
@@ -80,7 +81,7 @@ def draft(name: str, recipe: str, model: str, data: str, beside: Path, *, given:
         "",
         "[data]",
         f"train = {_quoted(data)}",
-        *_validation(None if held_out is None else held_out[1], len(rows)),
+        *(_validation(None if held_out is None else held_out[1], len(rows)) if answers else []),
         f"prompts_per_step = {per_step}",
         f"max_prompt_length = {longest}  # tokens of the longest prompt",
         *([] if key in PROMPT_KEYS[:2] else [f"prompt_key = {_quoted(key)}"]),
@@ -89,19 +90,18 @@ def draft(name: str, recipe: str, model: str, data: str, beside: Path, *, given:
         "[rollout]",
         *([] if given else ["n = 8  # responses to each prompt"]),
         f"max_response_length = {response}{enough}",
+        *(["", "[reward]" + ("  # of the validation's responses" if given else ""), f"score = {_quoted(score)}  # {why}"]
+          if answers else []),
         "",
-        "[reward]" + ("  # of the validation's responses" if given else ""),
-        f"score = {_quoted(score)}  # {why}",
-        "",
-        "[critic]" if recipe == "reward_model" else "[train]",
+        "[train]" if answers else "[critic]",
         f"lr = {LRS.get(recipe, '1e-6')}",
         "",
-        "[functions.generate]",
+        f"[functions.{('train' if given else 'generate') if answers else 'critic'}]",
         "replicas = 1  # at most so many at a time",
-        "# gpus = 1  # of one replica, with rollout.engine = \"vllm\"",
+        "# gpus = 1  # of one replica" + ("" if given else ", with rollout.engine = \"vllm\""),
         "# usd_per_hour = 2.5  # of one replica while it exists: `cost` then says dollars",
     ]  # fmt: skip
-    return Draft("\n".join(lines) + "\n", score.endswith(":compute_score"))
+    return Draft("\n".join(lines) + "\n", answers and score.endswith(":compute_score"))
 
 
 def _model(model: str, beside: Path) -> tuple[Path, str]:
