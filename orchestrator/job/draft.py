@@ -65,7 +65,7 @@ def draft(name: str, recipe: str, model: str, data: str, beside: Path, *, given:
     enough = f"  # the longest right answer has {answer} tokens" if answer else ""
     if isinstance(room, int) and room - longest < response:
         response, enough = max(1, room - longest), f"  # what the model's {room} positions leave"
-    answers = recipe != "reward_model"  # it makes scores
+    answers, of = recipe != "reward_model", "  # of the validation's responses" if given else ""
     per_step = min(MOST_PROMPTS, 1 << max(0, (len(rows) // 4).bit_length() - 1))
     dtype = "bfloat16" if "bfloat16" in (config.get("dtype"), config.get("torch_dtype")) else "float32"
     lines = [
@@ -90,8 +90,7 @@ def draft(name: str, recipe: str, model: str, data: str, beside: Path, *, given:
         "[rollout]",
         *([] if given else ["n = 8  # responses to each prompt"]),
         f"max_response_length = {response}{enough}",
-        *(["", "[reward]" + ("  # of the validation's responses" if given else ""), f"score = {_quoted(score)}  # {why}"]
-          if answers else []),
+        *(["", f"[reward]{of}", f"score = {_quoted(score)}  # {why}"] if answers else []),
         "",
         "[train]" if answers else "[critic]",
         f"lr = {LRS.get(recipe, '1e-6')}",
