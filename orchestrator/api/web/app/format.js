@@ -84,7 +84,8 @@ export function ticks(values, unit = "") {
   const known = values.filter((v) => v !== null);
   const least = known.length > 1 ? Math.min(...known.slice(1).map((v, i) => Math.abs(v - known[i])).filter(Boolean)) : 1;
   const most = Math.max(...known.map(Math.abs), 0);
-  const places = Math.max(0, -Math.floor(Math.log10(least) + 1e-9));
+  const first = Math.max(0, -Math.floor(Math.log10(least) + 1e-9));
+  const places = Math.abs((least * 10 ** first) % 1 - 0.5) < 1e-6 ? first + 1 : first; // 0.25 has two
   const small = most < 1e-3 || most >= 1e7;
   const digits = Math.max(0, Math.floor(Math.log10(most)) + places);
   return values.map((v) => (v === null ? "" : v === 0 ? `${unit}0` : small ? `${unit}${v.toExponential(digits)}` : `${unit}${v.toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places })}`));

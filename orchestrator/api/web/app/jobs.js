@@ -25,9 +25,9 @@ function Row({ job, chosen, choose }) {
     <th scope="row" class="left"><a class="job" href=${`/jobs/${job.id}`} data-page>${job.id}</a><small>${job.recipe}</small></th>
     <td class="left" data-label="State"><${State} state=${job.state} /></td>
     <td data-label="Step"><span>${job.step ?? 0}<small>/${job.steps}</small></span><progress max=${job.steps} value=${job.step ?? 0} aria-label=${`steps of ${job.id}`}></progress></td>
-    <td class="trend" data-label=${learns.title}><span>${learns.title === "Loss" ? html`<small>loss </small>` : ""}${number(learns.value)}</span><${Spark} values=${job.trend} /></td>
+    <td class="trend" data-label=${learns.title}><span>${number(learns.value)}${learns.title === "Loss" && html`<small> loss</small>`}</span><${Spark} values=${job.trend} /></td>
     <td data-label="Validation" title=${held?.name}>${held ? held.shown : "–"}</td>
-    <td data-label="Cost now">${spent > 0 ? dollars(spent) : job.spent_replica_s ? html`${number(job.spent_replica_s)}<small>replica-seconds</small>` : "–"}</td>
+    <td data-label="Cost now">${spent > 0 ? dollars(spent) : job.spent_replica_s ? html`${number(job.spent_replica_s)}<small>replica s</small>` : "–"}</td>
     <td data-label="Time at work">${duration(job.wall_s)}<small>${ago(job.created_at)}</small></td>
     <td class="left now" data-label="Now">${job.message ? html`<span class="bad clamp">${first(job.message)}</span>` : replicas || (job.state === "running" ? "at zero" : "")}</td>
   </tr>`;
