@@ -1,7 +1,5 @@
 """What all policy losses have in common: their checked inputs, and how a loss per token becomes loss and metrics."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import wraps

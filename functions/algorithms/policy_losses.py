@@ -15,8 +15,6 @@ Metrics, each a share of the whole batch's token mean (they add over parts):
     actor/ratio_overflow
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

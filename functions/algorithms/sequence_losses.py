@@ -4,8 +4,6 @@ vespo     -phi(W) A log pi(y_t), phi(W) = exp(lambda + k log W - lambda W), W = 
 geo_mean  -mean_t(A) exp(mean_t min-by-sign(log r_t, clip(log r_t)))
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -11,8 +11,6 @@ Equal to `compute_policy_loss_*` of these names in verl 0.9.1 `verl/trainer/ppo/
 are always clamped to +-20 and that `chosen` is of the whole batch (covariance.py).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
