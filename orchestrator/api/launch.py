@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.base.errors import RunError
-from orchestrator.run.directory import write_atomically
+from orchestrator.base.files import write_atomically
 
 OUTPUT = "orchestrator.log"
 PROCESS = "process"

@@ -18,13 +18,14 @@ from rich.table import Table
 
 from functions.base.wire import Json
 from orchestrator.base.errors import ConfigError
+from orchestrator.base.files import write_atomically
 from orchestrator.commands.arguments import RUNS, json_output, print_json, run_path
 from orchestrator.commands.cost import books_of
 from orchestrator.job.config import apply_override, parse_job
 from orchestrator.job.data import read_rows
 from orchestrator.job.hub import HubId
 from orchestrator.job.located import data_files
-from orchestrator.run.directory import RunDirectory, unique_name, write_atomically
+from orchestrator.run.directory import RunDirectory, unique_name
 from orchestrator.session.session import Run, prepare, train
 from orchestrator.session.terminal_view import dollars, open_view
 

@@ -21,12 +21,13 @@ from functions.base.samples import Columns
 from functions.base.wire import Json, Ref
 from orchestrator.base.background import Retried, guarded, in_one_line, stopped
 from orchestrator.base.errors import RunError
+from orchestrator.base.files import write_atomically
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
 from orchestrator.job.config import JobConfig
 from orchestrator.planner.base import CallObservation, StepPlan
 from orchestrator.platforms.base import FunctionSpec, Platform
-from orchestrator.run.directory import PROFILE, write_atomically
+from orchestrator.run.directory import PROFILE
 from orchestrator.run.events import EventLog
 from orchestrator.run.journal import Record
 from orchestrator.run.ledger import Books, Cost, Ledger, total
@@ -116,8 +117,8 @@ class Recorder:
         for call in report.calls:
             if call.profile is not None:
                 counts[call.function] += 1
-                name = f"{call.function}-{counts[call.function]}.json.gz"
-                self._write(PROFILE, f"{number:06d}/{name}", await self._store.get(Ref.from_json(call.profile)))
+                file = self._path / PROFILE / f"{number:06d}" / f"{call.function}-{counts[call.function]}.json.gz"
+                write_atomically(file, await self._store.get(Ref.from_json(call.profile)))
 
     async def _texts(self, refs: Sequence[Ref]) -> list[Json]:
         texts = [json.loads(line) for ref in refs for line in (await self._store.get(ref)).splitlines()]
@@ -126,13 +127,7 @@ class Recorder:
     def _write_texts(self, name: str, kept: Sequence[Json]) -> None:
         if kept:
             lines = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in kept)
-            self._write("samples", f"{name}.jsonl", lines.encode())
-
-    def _write(self, folder: str, name: str, data: bytes) -> None:
-        try:
-            write_atomically(self._path / folder / name, data)
-        except OSError as error:
-            raise RunError(f"{self._path / folder}: cannot be written: {error.strerror}") from error
+            write_atomically(self._path / "samples" / f"{name}.jsonl", lines.encode())
 
     def committed(self, result: StepResult) -> None:
         """A step is in the journal: metrics, cost and trace follow it."""

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from functions.base.wire import Json
-from orchestrator.base.append_log import Lines
-from orchestrator.base.errors import RunError
+from orchestrator.base.files import Lines, write_atomically
 from orchestrator.job.config import JobConfig
-from orchestrator.run.directory import write_atomically
 
 Metrics = Mapping[str, float]
 Committed = Sequence[tuple[int, Metrics]]
@@ -39,10 +37,7 @@ class JsonLines:
 
     def __init__(self, path: Path, committed: Committed) -> None:
         whole = b"".join(_line(step, metrics) for step, metrics in committed)
-        try:
-            write_atomically(path, whole)
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+        write_atomically(path, whole)
         self._lines = Lines(path, len(whole))
 
     def write(self, step: int, metrics: Metrics) -> None:

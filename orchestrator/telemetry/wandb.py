@@ -8,8 +8,8 @@ from pathlib import Path
 
 import wandb
 
+from orchestrator.base.files import write_atomically
 from orchestrator.job.config import JobConfig
-from orchestrator.run.directory import write_atomically
 from orchestrator.telemetry.sinks import Committed, Metrics, hyperparameters, run_id
 
 LAST = "wandb-step"
