@@ -6,7 +6,7 @@
 | rlhfuse | all, always | balanced | at 20 % | on replicas of generate | yes | all |
 | rlhfless | weighted T, C | similar | at 20 % | on replicas of generate | no | none, prewarmed |
 
-None streams its training or has a tail function. RollPacker's rounds are no policy (tail_batching.py).
+None streams its training or has a tail function. RollPacker's rounds are no policy (bench/papers/tail_batching.py).
 """
 
 from orchestrator.planner.policies import ADAPTIVE, Policy
