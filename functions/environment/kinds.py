@@ -25,24 +25,19 @@ class Episode(Protocol):
 
     def act(self, said: Said | None) -> Answer:
         """What follows an assistant's turn; None: what comes before the first (of a kind that `asks`)."""
-        ...
 
     def reward(self, said: Said) -> float | None:
         """Of the whole episode, its turns' rewards included; None: their sum. `said`: its last turn."""
-        ...
 
     @property
     def restores(self) -> bool:
         """Whether it has `state` and `restore`."""
-        ...
 
     def state(self) -> Any:
         """JSON; asked for after a turn."""
-        ...
 
     def restore(self, state: Any) -> None:
         """After `begin`."""
-        ...
 
     def close(self) -> None: ...
 

@@ -57,7 +57,6 @@ class Scorer(Protocol):
 
         Raises FatalError for what is wrong with the scorer itself, RetryableError when a service is away.
         """
-        ...
 
 
 @dataclass(frozen=True)

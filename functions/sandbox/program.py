@@ -81,6 +81,5 @@ class Sandbox(Protocol):
 
     def run(self, program: Program) -> Result:
         """Raises SandboxError when the sandbox has failed, not the program; it has been tried again by then."""
-        ...
 
     def close(self) -> None: ...

@@ -23,15 +23,12 @@ class Launcher(Protocol):
 
     def start(self, job: str, launch: int) -> None:
         """Starts `rlhf-orchestrate resume <run directory>`: the job's `launch`-th start; nothing if that one exists."""
-        ...
 
     def stop(self, job: str) -> None:
         """Asks the job's orchestrator to end in order (SIGTERM); returns at once."""
-        ...
 
     def alive(self, jobs: Iterable[str]) -> frozenset[str]:
         """Those of the jobs whose orchestrator exists: starting, at work or ending."""
-        ...
 
 
 class LocalLauncher:

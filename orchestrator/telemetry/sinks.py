@@ -25,11 +25,9 @@ TOLD = ("name", "recipe", "steps", "seed", "deterministic", "model", "data", "ro
 class Sink(Protocol):
     def write(self, step: int, metrics: Metrics) -> None:
         """One step's metrics; on disk when it returns. Raises RunError where they cannot be written."""
-        ...
 
     def close(self, *, failed: bool) -> None:
         """`failed`: the job has ended before its last step."""
-        ...
 
 
 class JsonLines:
