@@ -142,8 +142,6 @@ class Attempt:
     cancelled: threading.Event = field(default_factory=threading.Event)
     progress: dict[str, Any] = field(default_factory=dict)
     """Data for the next heartbeat."""
-    made: list[Event] = field(default_factory=list)
-    """The events that this attempt has added to the record."""
     loading: LoadTime = field(default_factory=LoadTime)
     meter: Meter = field(init=False)
 
@@ -215,7 +213,6 @@ class Attempt:
             for event, lines in _entries(events):
                 context.check()
                 record.record(lines)
-                self.made.append(event)
                 if event.kind == "done":
                     self._tell()
                 for line in lines:
