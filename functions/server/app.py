@@ -45,7 +45,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from functions.base.http_limits import TooLarge, bounded_body, limited
+from functions.base.http_limits import TooLarge, bounded_body, limited_server
 from functions.base.logs import About, catch_printed, finish_printed, log_lines
 from functions.base.wire import Call, Event
 from functions.exchange.base import check_key
@@ -263,10 +263,8 @@ class Server:
         return app
 
     def shell(self) -> uvicorn.Server:
-        return uvicorn.Server(uvicorn.Config(
-            self.app(), loop="asyncio", http=limited(), ws="none", lifespan="off", log_config=None,
-            access_log=False, timeout_graceful_shutdown=10, backlog=128, headers=[("connection", "close")],
-        ))  # fmt: skip
+        more = {"loop": "asyncio", "timeout_graceful_shutdown": 10, "headers": [("connection", "close")]}
+        return limited_server(self.app(), lifespan="off", **more)
 
 
 async def _within(timeout_s: float, event: asyncio.Event) -> bool:
