@@ -9,8 +9,6 @@ a few [chunk_tokens, V] float32 buffers, instead of several [N, V]. The idea is 
 (arXiv:2411.09009) at the granularity of tokens; values and gradients equal the naive form.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

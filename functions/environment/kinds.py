@@ -7,8 +7,6 @@ verifiers:TASKSET                       a taskset of verifiers (verifiers.py)
 openenv:http://...                      an OpenEnv server (openenv.py)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 

@@ -10,8 +10,6 @@ recognises on repeating that it had won.
 Not for Redis Cluster: the two keys of a value lie in different slots.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -11,8 +11,6 @@ A conditional put whose answer was lost is repeated by boto3 and then refused by
 the metadata tells. What is needed of a server: docs/exchange.md.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import functools

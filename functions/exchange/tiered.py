@@ -12,8 +12,6 @@ Where the store refuses conditional puts (501), a lock in Redis fences them: a R
 or a writer that stalls longer than the lock lasts, can then let two win. A store with conditional puts has no such gap.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Sequence

@@ -14,8 +14,6 @@ done     data: the counts of EngineStats (moved_s with the reading), "engine" th
 ahead    as a replica starts, it loads the policy that its function's hint names
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Log-probabilities and values of packed samples: the forward pass that the reference and train functions share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is run, within which limits, and what came of it. A sandbox that fails is no result: it raises SandboxError."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath

@@ -14,8 +14,6 @@ GET  /healthz           200
 | RLHF_TIMEOUT_S  | 60      | the longest that one program may ask for    |
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

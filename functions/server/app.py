@@ -22,8 +22,6 @@ Before its first call comes, the main thread loads what that will probably want 
 idle meanwhile, a call that comes waits for the thread as it does behind another, and SIGTERM ends the process at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hmac

@@ -1,7 +1,5 @@
 """What a replica answers to `GET /metrics`. Its constant labels: function, replica."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -9,8 +9,6 @@ A server on loopback that is given no file makes one, `<runs>/.token`, as Jupyte
 directory find it, and the address that is printed has it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os

@@ -11,8 +11,6 @@ A run's state follows from its files and from which orchestrators are alive; not
 that restarts would miss. One server works on a directory of runs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

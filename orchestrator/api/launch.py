@@ -2,8 +2,6 @@
 directory, so a server that restarts finds everything again.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

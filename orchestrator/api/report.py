@@ -3,8 +3,6 @@
 The data are the API's own answers, thinned out as for a page; of samples, those of a few steps, evenly spread.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """`rlhf-orchestrate serve`: the parts put together, and uvicorn around them."""
 
-from __future__ import annotations
-
 import json
 import os
 import tomllib

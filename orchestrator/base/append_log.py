@@ -1,7 +1,5 @@
 """Files of lines that grow while others read them: a reader sees whole lines, and at most one half line at the end."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -5,8 +5,6 @@ and (samples/000000.jsonl) what was answered. Of a run its reward, rollout and f
 given. best@k is the expected best of k samples (pass@k where accuracies are 0 and 1), maj@n the answer that most give.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """What a process prints goes to its own stdout and, besides, to a file that outlives the machine it runs on."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

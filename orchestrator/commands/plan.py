@@ -5,8 +5,6 @@ plan job.toml --run runs/job       by what a run of the job took
 plan job.toml --picture plan.svg   T(N), C(N) and the replicas of a step, drawn
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -6,8 +6,6 @@ simulate runs/job                            a run that was made, again: its len
 simulate 3b-grpo-gpqa --picture gantt.svg    replicas' lives over the last two steps of each of the loop's policies
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace

@@ -9,8 +9,6 @@
 None streams its training or has a tail function. RollPacker's rounds are no policy (tail_batching.py).
 """
 
-from __future__ import annotations
-
 from orchestrator.planner.policies import ADAPTIVE, Policy
 
 SERVERFUL = Policy("serverful", "all", "balanced", "never", "no", keep=True, prewarm=False, colocated=True)

@@ -1,7 +1,5 @@
 """An exchange in memory, for one event loop: no threads, no waiting. Functions watch keys of it for cuts."""
 
-from __future__ import annotations
-
 import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence

@@ -9,8 +9,6 @@ stage; nothing starts but once, and moving weights between functions is free. Va
 The run's own spending is that of the same steps, with all starts, retries and step 0. Kept in `reserved.json`.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ Replicas live for seconds: few scrapes meet one. What their calls took, moved an
 call's end is seen, and goes on counting over `resume`. Constant label: `job_id`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

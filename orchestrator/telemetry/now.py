@@ -11,8 +11,6 @@ seen by looking (recorder.py, VIEW_EVERY_S); when one began is exact. A killed e
 `at_s` is the last that is known of its replicas.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Sequence

@@ -9,8 +9,6 @@
 A step that is begun again has a line for each time; the last one counts.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -4,8 +4,6 @@ The journal is the truth: a sink is opened with all committed steps and brings i
 job that was killed at any moment and resumed leaves the same lines as one that was not.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A small file that others read while a run rewrites it: they see the old or the new one, never half of it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -8,8 +8,6 @@
 The libraries that do the same write later, in a thread, and bring torch or 77 MB: docs/decisions/0015-libraries.md.
 """
 
-from __future__ import annotations
-
 import struct
 import time
 from pathlib import Path

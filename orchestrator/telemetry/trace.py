@@ -12,8 +12,6 @@ Format: "Trace Event Format" (Google, 2016), events X (complete), C (counter), M
 call B and E (begin, end).
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence

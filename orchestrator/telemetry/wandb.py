@@ -4,8 +4,6 @@
 each execution leaves a directory `wandb/offline-run-*`; `wandb sync` puts them together under the id.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import wandb

@@ -1,7 +1,5 @@
 """`rlhf-orchestrate serve-model`, `chat` and `sample`: the gateway as a server, in a terminal, and over a file."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets
