@@ -20,6 +20,8 @@ import xxhash
 from functions.base.wire import Ref
 
 Buffer = bytes | bytearray | memoryview
+Data = Buffer | Sequence[Buffer]
+"""A value: the concatenation of its buffers."""
 
 
 class ExchangeError(Exception):
@@ -72,12 +74,10 @@ class Exchange(Protocol):
     def durable(self) -> Exchange:
         """The part of this exchange that survives the loss of every cache: the journal and weights go there."""
 
-    def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
+    def put(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref:
         """Writes (replaces) the value; a sequence of buffers is written as their concatenation, without a copy."""
 
-    def put_if_absent(
-        self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None
-    ) -> Ref | None:
+    def put_if_absent(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref | None:
         """Writes the value if there is none under `key`; None (and nothing written) if there is one."""
 
     def get(self, key: str | Ref, *, start: int = 0, length: int | None = None) -> bytes:
@@ -143,7 +143,7 @@ def check_lifetime(key: str, lifetime_s: float | None) -> float | None:
     return lifetime_s
 
 
-def views(data: Buffer | Sequence[Buffer]) -> list[memoryview]:
+def views(data: Data) -> list[memoryview]:
     """The buffers of one value as byte views, without a copy; empty ones left out."""
     buffers = [data] if isinstance(data, bytes | bytearray | memoryview) else data
     return [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]
