@@ -28,6 +28,7 @@ from orchestrator.base.errors import OrchestratorError
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.invoke import Invoker, ask_cut
 from orchestrator.platforms.base import Platform
+from orchestrator.platforms.queue import now_s
 
 log = logging.getLogger(__name__)
 
@@ -207,12 +208,12 @@ class Gateway:
         call = Call(id, "generate", inputs, {"policy": self._version}, params, epoch=1, deadline_s=DEADLINE_S)
         by = {stream.key: stream for stream in batch}
         cutter = asyncio.create_task(self._cut(call, batch))
-        begun_s, was_cut, decode_s = _now_s(), False, 0.0
+        begun_s, was_cut, decode_s = now_s(), False, 0.0
         try:
             async with contextlib.aclosing(self._invoker.invoke(FUNCTION, call)) as events:
                 async for event in events:
                     if event.kind == "started":
-                        begun_s = _now_s()
+                        begun_s = now_s()
                     if event.kind in ("samples", "cut") and event.ref is not None:
                         was_cut |= event.kind == "cut"
                         _hand_over(SampleBatch.decode(await self._store.get(event.ref)), event, by)
@@ -224,7 +225,7 @@ class Gateway:
         if was_cut and not self._cut_s:
             self._cut_s = 1e-3  # the first loads the model
         elif was_cut:
-            self._cut_s += 0.3 * (max(0.0, _now_s() - begun_s - decode_s) - self._cut_s)
+            self._cut_s += 0.3 * (max(0.0, now_s() - begun_s - decode_s) - self._cut_s)
 
     async def _cut(self, call: Call, batch: Sequence[Stream]) -> None:
         """Once it is worth it: somebody waits, listens, or has gone."""
@@ -269,7 +270,3 @@ def _hand_over(samples: SampleBatch, event: Event, streams: dict[tuple[int, int]
         finish = Finish(int(samples.finish[row]))
         refs = [Ref.from_json(ref) for ref in caches[row]]
         streams[key].take(responses[row].tolist(), logprobs[row].tolist(), finish, refs)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
