@@ -9,8 +9,6 @@ PATIENCE times as long as a cut costs.
 Replicas follow the streams: one for each `slots` of them, none when there has been nothing to do for `idle_s`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -18,7 +16,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -126,7 +124,7 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
         self._workers: list[asyncio.Task[None]] = []
 
-    async def __aenter__(self) -> Gateway:
+    async def __aenter__(self) -> Self:
         self._workers = [asyncio.create_task(self._work()) for _ in range(self._replicas)]
         return self
 
