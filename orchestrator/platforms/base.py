@@ -50,6 +50,8 @@ class Replica:
     name: str
     state: ReplicaState
     since_s: float
+    waits: str = ""
+    """What capacity a starting one waits for, in a line."""
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,8 @@ FOLLOWED = (REWARD, "response_length/mean", "actor/ppo_kl", "actor/grad_norm", "
 FIRST_FAILURES = 8
 NOTE_S = 60.0
 """A note stays in view for so long, unless another comes."""
+ROOM_S = 5.0
+"""A replica that has had no room for so long is told of."""
 
 log = logging.getLogger(__name__)
 
@@ -235,6 +237,7 @@ class Recorder:
     async def _watch(self) -> None:
         """Endless. What cannot be written now, is when it can."""
         shown: Json = {}
+        crowded = False
         clock, attempt = asyncio.get_running_loop().time, self._retried.attempt
         written_s = clock()
         while True:
@@ -250,8 +253,17 @@ class Recorder:
             if now != shown:
                 attempt("events", partial(self._events.append, "stage", now))
                 shown = now
+            if bool(room := self._room(clock())) != crowded:
+                crowded = not crowded
+                self.note(room or "there is capacity again")
             self._write_notes()
             await asyncio.sleep(VIEW_EVERY_S)
+
+    def _room(self, now_s: float) -> str:
+        """`waiting for capacity since 12 s: ...`, of the replica that has waited longest; empty where none does."""
+        waiting = [r for r in self._platform.replicas() if r.waits and now_s - r.since_s >= ROOM_S]
+        first = min(waiting, key=lambda replica: replica.since_s, default=None)
+        return "" if first is None else f"waiting for capacity since {now_s - first.since_s:.0f} s: {first.waits}"
 
     def snapshot(self) -> Snapshot:
         """The job now; its cost as of the last look into the books."""
@@ -273,7 +285,7 @@ class Recorder:
             cost_usd=books.usd,
             replica_s=total(books.functions).replica_s,
             left_s=time_left_s(step, self._job.steps, curves.step_s),
-            note=self._waiting() or (self._noted if now_s < self._noted_s + NOTE_S else ""),
+            note=self._waiting() or self._room(now_s) or (self._noted if now_s < self._noted_s + NOTE_S else ""),
         )
 
 
