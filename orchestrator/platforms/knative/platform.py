@@ -96,7 +96,7 @@ class KnativePlatform:
                         pod = str(event.data["replica"])
                         queue.unplaced -= 1
                         queue.last_request_s = now_s()
-                        self._pods.take(function, pod)
+                        self._pods.take(function, pod).parked_s = float(event.data.get("parked_s", 0.0))
                         queue.changed.set()
                     if event.kind in ("done", "error"):
                         whole = "deadline_s" not in event.data

@@ -94,12 +94,13 @@ class Pods:
             pod.stop()
             self._changed(pod.function)
 
-    def take(self, function: str, name: str) -> None:
+    def take(self, function: str, name: str) -> Pod:
         """A call has begun on a pod, which the watch may not have shown yet."""
         pod = self._pods.setdefault(name, Pod(function, name, now_s(), now_s()))
         pod.take()
         if pod.live:
             pod.enter("busy")
+        return pod
 
     def release(self, name: str) -> None:
         """Its call is over."""
