@@ -25,7 +25,7 @@ from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
 from orchestrator.job.config import JobConfig
 from orchestrator.planner.base import CallObservation, StepPlan
-from orchestrator.platforms.base import FunctionSpec, Platform
+from orchestrator.platforms.base import FunctionSpec, Platform, Replica
 from orchestrator.run.directory import PROFILE, write_atomically
 from orchestrator.run.events import EventLog
 from orchestrator.run.journal import Record
@@ -253,21 +253,16 @@ class Recorder:
             if now != shown:
                 attempt("events", partial(self._events.append, "stage", now))
                 shown = now
-            if bool(room := self._room(clock())) != crowded:
+            if bool(room := no_room(self._platform.replicas(), clock())) != crowded:
                 crowded = not crowded
                 self.note(room or "there is capacity again")
             self._write_notes()
             await asyncio.sleep(VIEW_EVERY_S)
 
-    def _room(self, now_s: float) -> str:
-        """`waiting for capacity since 12 s: ...`, of the replica that has waited longest; empty where none does."""
-        waiting = [r for r in self._platform.replicas() if r.waits and now_s - r.since_s >= ROOM_S]
-        first = min(waiting, key=lambda replica: replica.since_s, default=None)
-        return "" if first is None else f"waiting for capacity since {now_s - first.since_s:.0f} s: {first.waits}"
-
     def snapshot(self) -> Snapshot:
         """The job now; its cost as of the last look into the books."""
-        existing = Counter(replica.function for replica in self._platform.replicas())
+        replicas = self._platform.replicas()
+        existing = Counter(replica.function for replica in replicas)
         step, curves, books = max(0, len(self._records) - 1), self._curves, self._ledger.books
         now_s = asyncio.get_running_loop().time()
         return Snapshot(
@@ -285,8 +280,15 @@ class Recorder:
             cost_usd=books.usd,
             replica_s=total(books.functions).replica_s,
             left_s=time_left_s(step, self._job.steps, curves.step_s),
-            note=self._waiting() or self._room(now_s) or (self._noted if now_s < self._noted_s + NOTE_S else ""),
+            note=self._waiting() or no_room(replicas, now_s) or (self._noted if now_s < self._noted_s + NOTE_S else ""),
         )
+
+
+def no_room(replicas: Sequence[Replica], now_s: float) -> str:
+    """`waiting for capacity since 12 s: ...`, of the replica that has waited longest; empty where none does."""
+    waiting = [replica for replica in replicas if replica.waits and now_s - replica.since_s >= ROOM_S]
+    first = min(waiting, key=lambda replica: replica.since_s, default=None)
+    return "" if first is None else f"waiting for capacity since {now_s - first.since_s:.0f} s: {first.waits}"
 
 
 def call_span(call: CallObservation) -> TraceSpan:
