@@ -26,7 +26,7 @@ from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
 from orchestrator.job.config import JobConfig
 from orchestrator.planner.base import CallObservation, StepPlan
-from orchestrator.platforms.base import FunctionSpec, Platform
+from orchestrator.platforms.base import FunctionSpec, Platform, Replica
 from orchestrator.run.directory import PROFILE
 from orchestrator.run.events import EventLog
 from orchestrator.run.journal import Record
@@ -52,6 +52,8 @@ FOLLOWED = (REWARD, "response_length/mean", "actor/ppo_kl", "actor/grad_norm", "
 FIRST_FAILURES = 8
 NOTE_S = 60.0
 """A note stays in view for so long, unless another comes."""
+ROOM_S = 5.0
+"""A replica that has had no room for so long is told of."""
 
 log = logging.getLogger(__name__)
 
@@ -230,6 +232,7 @@ class Recorder:
     async def _watch(self) -> None:
         """Endless. What cannot be written now, is when it can."""
         shown: Json = {}
+        crowded = False
         clock, attempt = asyncio.get_running_loop().time, self._retried.attempt
         written_s = clock()
         while True:
@@ -245,12 +248,16 @@ class Recorder:
             if now != shown:
                 attempt("events", partial(self._events.append, "stage", now))
                 shown = now
+            if bool(room := no_room(self._platform.replicas(), clock())) != crowded:
+                crowded = not crowded
+                self.note(room or "there is capacity again")
             self._write_notes()
             await asyncio.sleep(VIEW_EVERY_S)
 
     def snapshot(self) -> Snapshot:
         """The job now; its cost as of the last look into the books."""
-        existing = Counter(replica.function for replica in self._platform.replicas())
+        replicas = self._platform.replicas()
+        existing = Counter(replica.function for replica in replicas)
         step, curves, books = max(0, len(self._records) - 1), self._curves, self._ledger.books
         now_s = asyncio.get_running_loop().time()
         return Snapshot(
@@ -268,8 +275,15 @@ class Recorder:
             cost_usd=books.usd,
             replica_s=total(books.functions).replica_s,
             left_s=time_left_s(step, self._job.steps, curves.step_s),
-            note=self._waiting() or (self._noted if now_s < self._noted_s + NOTE_S else ""),
+            note=self._waiting() or no_room(replicas, now_s) or (self._noted if now_s < self._noted_s + NOTE_S else ""),
         )
+
+
+def no_room(replicas: Sequence[Replica], now_s: float) -> str:
+    """`waiting for capacity since 12 s: ...`, of the replica that has waited longest; empty where none does."""
+    waiting = [replica for replica in replicas if replica.waits and now_s - replica.since_s >= ROOM_S]
+    first = min(waiting, key=lambda replica: replica.since_s, default=None)
+    return "" if first is None else f"waiting for capacity since {now_s - first.since_s:.0f} s: {first.waits}"
 
 
 def call_span(call: CallObservation) -> TraceSpan:
