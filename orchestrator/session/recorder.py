@@ -34,6 +34,7 @@ from orchestrator.run.ledger import Books, Cost, Ledger, total
 from orchestrator.session.loop import ACCURACY_GIVEN, StepResult
 from orchestrator.session.view import Snapshot, View, time_left_s
 from orchestrator.step.dataflow import StepReport
+from orchestrator.telemetry.headline import HEADLINES, headline
 from orchestrator.telemetry.job_metrics import JobMetrics
 from orchestrator.telemetry.now import Now
 from orchestrator.telemetry.open_sinks import open_sinks
@@ -45,10 +46,9 @@ from orchestrator.telemetry.validation import validation_names
 VIEW_EVERY_S = 0.25
 BOOKS_EVERY_S = 10.0
 """A killed execution loses at most so much of its spending from the books."""
-REWARD = "critic/score/mean"
-FOLLOWED = (REWARD, "response_length/mean", "actor/ppo_kl", "actor/grad_norm", "perf/throughput",
-            "rollout/tokens_per_s", "timing_s/step")  # fmt: skip
-"""What a `step` event tells of the step's metrics; metrics.jsonl has them all."""
+FOLLOWED = ("response_length/mean", "dpo/accuracy", "rm/accuracy", "actor/ppo_kl", "actor/grad_norm",
+            "perf/throughput", "rollout/tokens_per_s", "timing_s/step")  # fmt: skip
+"""What a `step` event tells of the step's metrics, after its headline; metrics.jsonl has them all."""
 FIRST_FAILURES = 8
 NOTE_S = 60.0
 """A note stays in view for so long, unless another comes."""
@@ -183,7 +183,7 @@ class Recorder:
         metrics = metrics_of(record)
         if validation := {name: value for name, value in metrics.items() if name.startswith(VALIDATION)}:
             self._events.tell("validation", record.step, {"metrics": validation})
-        followed = {name: metrics[name] for name in FOLLOWED if name in metrics}
+        followed = {name: metrics[name] for name in (headline(metrics), *FOLLOWED) if name in metrics}
         cost_usd, versions = record.observed["cost_usd"], record.pointers["versions"]
         self._events.tell("step", record.step, {"metrics": followed, "cost_usd": cost_usd, "versions": versions})
 
@@ -268,7 +268,8 @@ class Recorder:
             elapsed_s=now_s - self._begun_s,
             stages=self._fleet.at_work() if self._fleet is not None else (),
             replicas={spec.name: (existing[spec.name], spec.max_replicas) for spec in self._specs},
-            rewards=curves.rewards,
+            headline=HEADLINES[curves.headline] if curves.headline else "reward",
+            headlines=curves.headlines,
             validations=curves.validations,
             validation_name=curves.validation_name,
             tokens_per_s=curves.tokens_per_s,
@@ -303,7 +304,8 @@ def call_args(call: CallObservation) -> Json:
 class _Curves:
     """What the view follows of the committed steps."""
 
-    rewards: list[float] = field(default_factory=list)
+    headline: str | None = None
+    headlines: list[float] = field(default_factory=list)
     validations: list[float] = field(default_factory=list)
     validation_name: str = ""
     tokens_per_s: float | None = None
@@ -311,8 +313,9 @@ class _Curves:
     """Of training steps."""
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        if REWARD in metrics:
-            self.rewards.append(metrics[REWARD])
+        if (name := headline(metrics)) is not None:
+            self.headline = name
+            self.headlines.append(metrics[name])
             self.step_s.append(metrics["perf/time_per_step"])
             self.tokens_per_s = metrics["perf/total_num_tokens"] / metrics["perf/time_per_step"]
         for name in validation_names(metrics):
