@@ -114,6 +114,8 @@ class Server:
         self.draining = False
         self.parked = False
         """It has left its accelerator, and takes no calls until it is back."""
+        self.parked_s = 0.0
+        """How long the process was parked before it became this replica."""
         self.loading = False
         """The main thread loads ahead, for nobody yet. It sets this before it looks at `draining`."""
         self.epoch = 0
@@ -160,6 +162,7 @@ class Server:
         attempt, begun_s = opened.attempt, opened.since_s
         deadline_s = begun_s + attempt.call.deadline_s
         about = {"replica": self.settings.name, "calls": self.accepted, "up_s": round(begun_s - self.started_s, 4)}
+        about["parked_s"] = round(self.parked_s, 4)
         self.accepted += 1
         yield Event("started", data=about).to_line()
         while True:

@@ -26,7 +26,7 @@ class Sign:
 
 def health(rows: Sequence[Metrics], mismatch_bound: float | None) -> list[Sign]:
     """Of the last training step of a run's metrics, oldest first; [] before the first."""
-    trained = [row for row in rows if "critic/score/mean" in row]
+    trained = [row for row in rows if "critic/score/mean" in row or "actor/ppo_kl" in row]  # not on what data gave
     if not trained:
         return []
     found = [_clipped, _cut_off, _without_variance, _entropy, _kl]

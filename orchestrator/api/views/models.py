@@ -21,6 +21,7 @@ class FunctionCost(BaseModel):
     gpu_s: float
     usd: float
     starts: int
+    parked_s: float = Field(0.0, description="Of processes between replicas, without a GPU; beside replica_s")
 
 
 class StepCost(BaseModel):
