@@ -1,7 +1,5 @@
 """Replica-seconds and dollars of a run by function and step; beside them the same on reserved machines."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 

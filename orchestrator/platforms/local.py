@@ -143,6 +143,11 @@ class LocalPlatform:
             if not over:
                 queue.release(replica, whole=False)
 
+    def waiting(self) -> str:
+        """What all replicas wait for, in one line."""
+        loading = self._launcher is not None and self._launcher.loading
+        return "importing the libraries, once for all replicas" if loading and not self.closed else ""
+
     def replicas(self) -> list[Replica]:
         return [replica.replica() for function in self._functions.values() for replica in function.replicas]
 

@@ -8,8 +8,6 @@
 start and stop replicas themselves. `Life` is one replica's time, from which `Replica` and `Usage` are read.
 """
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque

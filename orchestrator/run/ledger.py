@@ -24,8 +24,8 @@ from typing import Any
 
 from functions.base.wire import Json
 from orchestrator.base.errors import RunError
+from orchestrator.base.files import write_atomically
 from orchestrator.platforms.base import FunctionSpec, Usage
-from orchestrator.run.directory import write_atomically
 
 FORMAT = 1
 
@@ -209,10 +209,7 @@ class Ledger:
         Raises RunError where it cannot be written.
         """
         self._books = self.count(usage, now_s)
-        try:
-            write_atomically(self._path, json.dumps(self._books.to_json(), indent=1).encode() + b"\n")
-        except OSError as error:
-            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
+        write_atomically(self._path, json.dumps(self._books.to_json(), indent=1).encode() + b"\n")
         return self._books
 
     def close_step(self, step: int, usage: Sequence[Usage], now_s: float) -> StepCost:

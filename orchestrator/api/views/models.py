@@ -1,7 +1,5 @@
 """What the routes of view_routes.py answer. Times are Unix seconds, or (`_s`) seconds since the job's first start."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
