@@ -8,8 +8,6 @@ The result is a function of weights, optimizer state, samples, columns and param
 a warm replica computes on the numbers that a cold one loads. A call whose version is published is not trained again.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 

@@ -9,8 +9,6 @@ begin within a block sends the bytes up to that block's end to the rank that wri
 ranks read and write rows all the same, and swap them for columns among themselves (one all-to-all a tensor).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

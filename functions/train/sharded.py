@@ -6,8 +6,6 @@ For the SHARED_ARCHITECTURES of functions/models/forward.py, whose output head i
 whole weights), where the checkpoint holds each tensor as the model does, under its name. Others are loaded whole.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Collection, Mapping

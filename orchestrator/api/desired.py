@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from orchestrator.base.errors import RunError
-from orchestrator.run.directory import write_atomically
+from orchestrator.base.files import write_atomically
 
 FILE = "api.json"
 Wanted = Literal["run", "stop", "rest"]

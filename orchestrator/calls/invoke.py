@@ -10,8 +10,6 @@ number of attempts counts from the last one that brought something new. An attem
 none: the store is waited for (base/outages.py), and while it is, the call wants no replica.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable

@@ -50,6 +50,8 @@ class Replica:
     name: str
     state: ReplicaState
     since_s: float
+    waits: str = ""
+    """What capacity a starting one waits for, in a line."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Usage:
     """When it could first take a call; None: never yet, or the platform does not tell."""
     draining_s: float | None = None
     """When it was asked to go; None: it was not."""
+    parked_s: float = 0.0
+    """How long its process was parked before it, without an accelerator; known from its first call on."""
 
 
 class PlatformError(RunError):

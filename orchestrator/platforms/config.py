@@ -58,6 +58,8 @@ class KnativeConfig(Section):
     sandbox: str | None = Field(None, pattern="^https?://")
     """URL of the cluster's sandbox, for jobs with reward.sandbox = true; the chart's sets it."""
     gpu_resource: str = "nvidia.com/gpu"
+    queue: str | None = Field(None, pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=63)
+    """Kueue's LocalQueue whose quota replicas take; they wait until it admits them."""
     volumes: tuple[VolumeConfig, ...] = Field((), strict=False)
     command: tuple[str, ...] = Field((), strict=False)
     """Over the image's own."""

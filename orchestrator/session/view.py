@@ -22,8 +22,10 @@ class Snapshot:
     """At work now, in the order in which they began."""
     replicas: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """By function: (how many exist now, how many may)."""
-    rewards: Sequence[float] = ()
-    """Mean reward of each committed step."""
+    headline: str = "reward"
+    """What each committed step is followed by (telemetry/headline.py),"""
+    headlines: Sequence[float] = ()
+    """and its values."""
     validations: Sequence[float] = ()
     """Held-out pass rate, each time it was measured."""
     validation_name: str = ""

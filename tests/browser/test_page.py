@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.resources
 import json
 import re
@@ -116,6 +117,24 @@ def test_samples_are_filtered_sorted_and_paged_by_the_server(ran: Ran, visit: Op
     page.get_by_label("Contains").fill("")
     page.get_by_role("button", name="Step before").click()
     expect(page.get_by_role("status").filter(has_text="12 samples of step 4")).to_be_visible()
+
+
+def test_a_profile_is_downloaded_as_a_trace(ran: Ran, visit: Open, tmp_path: Path) -> None:
+    page = visit(f"{ran.url}#settings").page
+    row = page.get_by_role("table", name="Traces of calls").get_by_role("row").filter(has_text="train-1.json.gz")
+    with page.expect_download() as download:
+        row.get_by_role("button", name="Download").click()
+    assert download.value.suggested_filename == f"{ran.id}-2-train-1.json.gz"
+    download.value.save_as(tmp_path / "trace.json.gz")
+    trace = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
+    assert any("backward" in event["name"].lower() for event in trace["traceEvents"]), "for ui.perfetto.dev"
+
+
+def test_an_axis_says_what_its_ticks_are(ran: Ran, visit: Open) -> None:
+    page = visit(ran.url).page
+    for values in ([0, 0.25, 0.5, 0.75, 1], [0, 2.5, 5], [0.1, 0.2], [7, 8], [1500, 2000], [1.55e-7, 1.6e-7]):
+        told = page.evaluate("async (v) => (await import('app/format.js')).ticks(v)", values)
+        assert [float(text.replace(",", "")) for text in told] == pytest.approx(values, abs=0), told
 
 
 def test_an_episode_is_read_as_a_conversation(ran: Ran, visit: Open) -> None:
