@@ -74,7 +74,7 @@ def agents(seed: int = 0) -> Scenario:
 
 
 def names() -> list[str]:
-    return [TOOLS, *(f"{m}-{r}-{d}" for m in ("3b", "7b") for r in ("grpo", "ppo") for d in DATA), CLUSTER]
+    return [*(f"{m}-{r}-{d}" for m in ("3b", "7b") for r in ("grpo", "ppo") for d in DATA), TOOLS, CLUSTER]
 
 
 def find_scenario(name: str) -> Scenario:
