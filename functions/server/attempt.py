@@ -28,6 +28,7 @@ from functions.call.function import Cancelled, Context, FatalError, Function, Re
 from functions.call.meter import LoadTime, Meter
 from functions.exchange.base import Corrupt, Data, Exchange, NotFound, Unavailable, Unsuitable
 from functions.exchange.node import node_of
+from functions.exchange.open import opened_as
 from functions.server.profile import profiled
 
 VALUES_LIFETIME_S = 2 * 86400.0
@@ -192,7 +193,7 @@ class Attempt:
                 own = OwnFolder(exchange, self.call.prefix, folder, self.meter)
                 context = Context(
                     own, scratch, iter(prior), self.cut, self.cancelled, self.progress.update, self.meter, self.loading,
-                    node_of(exchange),
+                    node_of(exchange), opened_as(exchange),
                 )  # fmt: skip
                 try:
                     self._once(function(), record, context, prior)

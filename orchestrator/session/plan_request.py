@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from functions.call.train_params import TrainParams
 from orchestrator.job.config import JobConfig
+from orchestrator.job.environment_config import environment_of
 from orchestrator.job.prompts import PromptSet
 from orchestrator.planner.base import FunctionLimits, Prompt, StepRequest
 from orchestrator.recipes.settings import streamed_functions
@@ -18,7 +19,7 @@ def plan_request(
     """Of step `number`. `settings`: what the train calls of each model get."""
     return StepRequest(
         step=number,
-        prompts=prompts_of(prompts),
+        prompts=prompts_of(prompts, job),
         samples_per_prompt=job.rollout.n,
         max_response_length=job.rollout.max_response_length,
         functions=limits,
@@ -26,8 +27,8 @@ def plan_request(
     )
 
 
-def prompts_of(drawn: PromptSet) -> list[Prompt]:
+def prompts_of(drawn: PromptSet, job: JobConfig) -> list[Prompt]:
     return [
-        Prompt(group, row["prompt_id"], tuple(tokens), row["data_source"])
+        Prompt(group, row["prompt_id"], tuple(tokens), row["data_source"], environment_of(row, job.environment))
         for group, tokens, row in zip(drawn.groups, drawn.tokens, drawn.rows, strict=True)
     ]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from functions.base.wire import Event, Json, Ref, Version
 from orchestrator.base.errors import CallFailed
 from orchestrator.base.stream import Stream
-from orchestrator.planner.base import CallObservation
+from orchestrator.planner.base import CallObservation, Waits
 
 N = TypeVar("N", int, float)
 
@@ -93,6 +93,8 @@ class StepReport:
     """Of this execution."""
     lengths: dict[int, list[int]] = field(default_factory=dict)
     """Response lengths of the step's samples, by group."""
+    waits: Mapping[str, Waits] = field(default_factory=dict)
+    """What its episodes did, by environment."""
     stages: list[StageTime] = field(default_factory=list)
     calls: list[CallObservation] = field(default_factory=list)
     texts: list[Ref] = field(default_factory=list)
