@@ -20,11 +20,7 @@ from orchestrator.simulation.lengths import Turns
 from orchestrator.simulation.scenario import Scenario
 from orchestrator.simulation.scenarios import agents
 
-ROWS = {
-    "held": (SERVERFUL, Goal()),
-    "speed": (POLICIES["adaptive"], Goal("speed")),
-    "knee": (POLICIES["adaptive"], Goal()),
-}
+ROWS = {"held": (SERVERFUL, Goal()), "speed": (POLICIES["adaptive"], Goal("speed"))}
 
 
 def bound_s(turns: Turns, scenario: Scenario, step: int) -> float:
