@@ -1,7 +1,5 @@
 """Metrics that survive being split: parts add up, except names that end in max or min."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor
@@ -10,7 +8,7 @@ from functions.algorithms.aggregation import Totals, denominator
 from functions.algorithms.ragged import checked, checked_scores, segment_sum
 
 Metrics = dict[str, Tensor]
-AGGREGATED = ("actor/pg_loss", "actor/kl_loss", "actor/entropy", "critic/vf_loss")
+AGGREGATED = ("actor/pg_loss", "sft/loss", "actor/kl_loss", "actor/entropy", "critic/vf_loss")
 """Metrics that are aggregated as the loss is (aggregation.py),"""
 SEQUENCE_MEANS = tuple(
     f"rollout_corr/{name}"
@@ -59,7 +57,7 @@ def combine_metrics(parts: Iterable[Mapping[str, Tensor | float]]) -> dict[str, 
 
 def batch_metrics(
     *,
-    scores: Tensor,
+    scores: Tensor | None,
     mask: Tensor,
     segment: Tensor,
     advantages: Tensor,
@@ -69,16 +67,16 @@ def batch_metrics(
 ) -> dict[str, float]:
     """critic/{score,advantages,returns,rewards,values}/{mean,max,min} of a whole batch, and critic/vf_explained_var.
 
-    scores [S]; the others [N]. `rewards` are summed per sequence. As verl
+    scores [S], None: nothing was scored; the others [N]. `rewards` are summed per sequence. As verl
     `verl/trainer/ppo/metric_utils.py:compute_data_metrics`, with
     vf_explained_var = 1 - var(returns - values) / var(returns).
     """
     trained = mask == 1
-    groups: dict[str, Tensor] = {"score": checked_scores("scores", scores)}
+    groups = dict[str, Tensor]() if scores is None else {"score": checked_scores("scores", scores)}
     for name, tensor in (("advantages", advantages), ("returns", returns), ("values", values)):
         if tensor is not None:
             groups[name] = checked(name, tensor, segment, mask)[trained]
-    if rewards is not None:
+    if rewards is not None and scores is not None:
         clean = checked("rewards", rewards, segment, mask)
         groups["rewards"] = segment_sum(values=clean, segment=segment, num_sequences=scores.numel())
     metrics: dict[str, float] = {}

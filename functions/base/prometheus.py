@@ -9,8 +9,6 @@ Every metric is a constant beside its owner, so that docs/telemetry.md, the dash
 against them. Names follow Prometheus' conventions: a unit, `_total` for what only rises. Text format: version 0.0.4.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

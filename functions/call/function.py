@@ -66,6 +66,8 @@ class Context:
     loading: LoadTime = field(default_factory=LoadTime)
     node: NodeExchange | None = None
     """The tier that this node has over the exchange."""
+    opened: tuple[str, str] | None = None
+    """(URL, job) by which other processes of this replica open the exchange."""
 
     def cut_requested(self) -> bool:
         return self.cut.is_set()

@@ -23,6 +23,7 @@ from functions.call import userfile
 from functions.call.function import Context, Function, LoadsAhead, ReplicaBroken
 from functions.call.meter import LoadTime, Meter
 from functions.exchange.base import Exchange, NotFound
+from functions.exchange.open import opened_as
 from functions.server.attempt import Attempt, OwnFolder
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ class Ahead:
             return
         self.meter = Meter("load ahead")
         self._begun_s = self._loaded_s = time.monotonic()
-        context = Context(OwnFolder(opened, "", "", self.meter), scratch, meter=self.meter)
+        own = OwnFolder(opened, "", "", self.meter)
+        context = Context(own, scratch, meter=self.meter, opened=opened_as(opened))
         for load in loads:
             if not idle():
                 break

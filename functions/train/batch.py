@@ -1,7 +1,5 @@
 """From samples and columns to what the losses need: scores, advantages, returns, masks, of the whole batch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -184,10 +182,12 @@ def targets(
         cost = call_with(named(params.advantage, ADVANTAGES), own, params.advantage_options)
         advantages = mix_advantages(rewards=advantages, costs=cost.advantages, multiplier=new["multiplier"])
         metrics |= {"critic/cost/mean": mean_cost, "actor/cost_multiplier": new["multiplier"]}
-    metrics |= batch_metrics(
-        scores=batch.sample.get(params.score.column, raw), mask=mask, segment=segment, advantages=advantages,
-        returns=estimate.returns, rewards=rewards, values=batch.token.get(params.values),
-    )  # fmt: skip
+    if not params.given:
+        scored = params.advantage != "distillation" or params.score.column in batch.sample
+        metrics |= batch_metrics(
+            scores=batch.sample.get(params.score.column, raw) if scored else None, mask=mask, segment=segment,
+            advantages=advantages, returns=estimate.returns, rewards=rewards, values=batch.token.get(params.values),
+        )  # fmt: skip
     for name in params.score.weights:  # as TRL has them
         values = batch.sample_column(name, "reward.weights").double()
         metrics |= {

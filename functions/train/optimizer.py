@@ -5,8 +5,6 @@
 with progress = (step - warmup) / (total - warmup) in [0, 1] and ratio = min_lr_ratio; `step` counts from 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar

@@ -89,7 +89,7 @@ def shard(forward: Forward, mesh: DeviceMesh) -> None:
     ]
     if mesh["tp"].size() > 1:
         forward.tp, rest = mesh["tp"], mesh["dp", "cp", "tp"]._flatten("dp_cp_tp")
-        split_layers(forward.model, mesh["tp"])
+        split_layers(forward.model, mesh["tp"], last=forward.stage is None or forward.stage.last)
         ends = {forward.model.get_input_embeddings(), forward.model.get_output_embeddings()}
         parts = [part for part in backbone(forward.model).children() if part not in ends]
         layers += [part for part in parts if any(True for _ in part.parameters(recurse=False))]  # the last norm

@@ -5,8 +5,6 @@
 The totals (denominators) are passed in, so that packs, micro-batches and ranks add up to one loss whatever the split.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -253,7 +251,9 @@ def _policy_objective(
     choosing = COVARIANCE.get(params.loss, {})
     options = {name: value for name, value in params.loss_options.items() if name not in choosing}
     loss, policy_metrics = call_with(named(params.loss, POLICY_LOSSES), available, options)
-    metrics = policy_metrics if params.given else correction.metrics | policy_metrics
+    metrics = correction.metrics | policy_metrics
+    if params.given:  # no policy is improved on; pairs tell their loss with their advantages
+        metrics = {"sft/loss": loss.detach()} if params.advantage == "sft" else {}
     if params.kl is not None and params.kl.where == "loss":
         available = shared | {
             "reference_logprobs": tensors["ref_logprobs"],

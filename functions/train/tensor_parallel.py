@@ -82,8 +82,9 @@ def leave(parts: Tensor, mesh: DeviceMesh) -> Tensor:
     return DTensor.from_local(parts, mesh, [Partial()], run_check=False).full_tensor()
 
 
-def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Divides the layers over the ranks of `mesh`, the tp axis, in place; weights may be on the meta device.
+def split_layers(model: PreTrainedModel, mesh: DeviceMesh, *, last: bool) -> None:
+    """Divides the layers over the ranks of `mesh`, the tp axis, in place; weights may be on the meta device. `last`:
+    whether they end in the head, whose gradient each rank has for its tokens; of a pipeline's next stage it is whole.
 
     ValueError for a model that does not divide so, and for one with adapters.
     """
@@ -94,7 +95,8 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
         style = STYLES.get(plan.get(re.sub(r"\.\d+", ".*", name), ""))
         if style is not None:
             parallelize_module(module, mesh, style(), src_data_rank=None)
-    inner.register_forward_hook(lambda _, __, output: _entered(output, mesh))
+    if last:
+        inner.register_forward_hook(lambda _, __, output: _entered(output, mesh))
     model.get_input_embeddings().register_forward_hook(lambda _, __, states: _own_gradient(states, mesh))
 
 

@@ -1,15 +1,13 @@
 """What the API answers. Times are Unix seconds, costs US dollars, durations seconds."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from orchestrator.api.jobs import Job, State
 from orchestrator.api.summary import Summary
+from orchestrator.telemetry.headline import headline
 
-SCORE = "critic/score/mean"
 TREND = 40
 
 
@@ -31,7 +29,7 @@ class JobView(BaseModel):
     stages: list[str] = Field(description="Functions at work now")
     replicas: dict[str, int] = Field(description="Replicas that exist now, by function")
     metrics: dict[str, float] = Field(description="The few of the last step that a person follows")
-    trend: list[float] = Field(description="Mean score of at most 40 steps, evenly spread, oldest first")
+    trend: list[float] = Field(description="Mean score, or the loss, of at most 40 steps, evenly spread, oldest first")
     spent_usd: float | None = Field(description="As of the last look into the books, within a step too")
     spent_replica_s: float | None = Field(description="Seconds of replicas, as of the same look")
     wall_s: float | None = Field(description="Seconds in which orchestrators have worked on it")
@@ -60,9 +58,9 @@ def _can(job: Job) -> list[str]:
 
 
 def trend(summary: Summary) -> list[float]:
-    """The mean scores of at most TREND steps."""
-    scores = [e.data["metrics"][SCORE] for e in summary.commits if SCORE in e.data["metrics"]]
-    return scores if len(scores) <= TREND else [scores[(len(scores) - 1) * k // (TREND - 1)] for k in range(TREND)]
+    """The headlines (telemetry/headline.py) of at most TREND steps."""
+    found = [e.data["metrics"][name] for e in summary.commits if (name := headline(e.data["metrics"]))]
+    return found if len(found) <= TREND else [found[(len(found) - 1) * k // (TREND - 1)] for k in range(TREND)]
 
 
 def view(job: Job) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 Each answers a window or a page, thinned out by the server: a job of any length costs a page the same.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path as FilePath

@@ -1,7 +1,5 @@
 """Replica-seconds and dollars of a run by function and step; beside them the same on reserved machines."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 
@@ -75,7 +73,8 @@ def cost_table(books: Books, reserved: Json) -> RenderableType:
     whole = total(books.functions)
     functions = Table("function", box=SIMPLE, title="functions", title_justify="left")
     units = (["GPU s"] if whole.gpu_s else []), (["USD"] if whole.usd else [])
-    for title in ("replica s", "busy s", "busy", *units[0], "starts", *units[1]):
+    parked = ["parked s"] if whole.parked_s else []
+    for title in ("replica s", "busy s", "busy", *units[0], "starts", *parked, *units[1]):
         functions.add_column(title, justify="right")
     for name, cost in books.functions.items():
         functions.add_row(name, *_cells(cost, whole))
@@ -115,4 +114,5 @@ def reserved_lines(reserved: Json) -> list[str]:
 def _cells(cost: Cost, whole: Cost) -> list[str]:
     busy = f"{cost.busy_s / cost.replica_s:.0%}" if cost.replica_s else "-"
     seconds = [f"{cost.replica_s:.1f}", f"{cost.busy_s:.1f}", busy, *([f"{cost.gpu_s:.1f}"] if whole.gpu_s else [])]
-    return [*seconds, str(cost.starts), *([dollars(cost.usd)] if whole.usd else [])]
+    parked = [f"{cost.parked_s:.1f}"] if whole.parked_s else []
+    return [*seconds, str(cost.starts), *parked, *([dollars(cost.usd)] if whole.usd else [])]

@@ -4,8 +4,6 @@ Found out: the column of the prompts, whether they want the chat template, what 
 answers, how long prompts and responses are, how many prompts fit a step. Where no rule fits, reward.py is written too.
 """
 
-from __future__ import annotations
-
 import re
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -36,13 +34,13 @@ def arguments(parser: ArgumentParser) -> None:
 
 def execute(given: Namespace) -> int:
     job: Path = given.output
-    find_recipe(given.recipe)
+    recipe = find_recipe(given.recipe)
     if job.exists():
         raise ConfigError(f"{job}: is there already; name another file with --output")
     id = HubId.parse(given.data)
     data = Path(given.data).stem if id is None or Path(given.data).exists() else id.repository.partition("/")[2]
     name = re.sub(r"[^a-z0-9]+", "-", f"{data}-{given.recipe}".lower()).strip("-")[:48].strip("-")
-    found = draft(name, given.recipe, given.model, given.data, job.parent)
+    found = draft(name, given.recipe, given.model, given.data, job.parent, given=bool(recipe.given))
     job.parent.mkdir(parents=True, exist_ok=True)
     job.write_text(found.text, encoding="utf-8")
     load_job(job)

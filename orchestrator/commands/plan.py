@@ -5,8 +5,6 @@ plan job.toml --run runs/job       by what a run of the job took
 plan job.toml --picture plan.svg   T(N), C(N) and the replicas of a step, drawn
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,7 +15,7 @@ from rich.box import SIMPLE
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from orchestrator.base.errors import RunError
+from orchestrator.base.files import writing
 from orchestrator.commands import svg
 from orchestrator.commands.arguments import job_file, json_output, print_json, run_path
 from orchestrator.commands.forecast import Forecast, forecast
@@ -127,10 +125,8 @@ def plan_picture(job: JobConfig, found: Forecast) -> str:
 
 def write_picture(path: Path, picture: str) -> None:
     """Raises RunError where the file cannot be written."""
-    try:
+    with writing(path):
         path.write_text(picture)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def unit_of(job: JobConfig) -> str:

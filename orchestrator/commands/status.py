@@ -1,7 +1,5 @@
 """How far a run has come, its last steps and where their time went: from the files of its directory, at any time."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
@@ -23,8 +21,9 @@ from orchestrator.run.directory import PROFILE, RunDirectory, profiles_of
 from orchestrator.run.events import END_TYPES, FILE, read_events
 from orchestrator.run.ledger import Books, read_books, total
 from orchestrator.session.terminal_view import duration, number, sparkline, spending
+from orchestrator.telemetry.headline import HEADLINES, headline
 from orchestrator.telemetry.health import Sign, health
-from orchestrator.telemetry.validation import validation_names
+from orchestrator.telemetry.validation import PREFIX, validation_names
 from orchestrator.telemetry.where import WORDS, advice, parts_of
 
 HELP = "how far a run has come"
@@ -159,8 +158,9 @@ def status_table(job: JobConfig, state: str, rows: Sequence[Mapping[str, Any]], 
     if rows and (parts := parts_of(rows[-1])):
         head.add_row("last step", bar(parts))
         head.add_row("", advice_of(job, rows[-1]))
+    followed = headline({name for row in rows for name in row}) or "critic/score/mean"
     columns = {
-        "reward": "critic/score/mean",
+        HEADLINES[followed]: followed,
         "length": "response_length/mean",
         "kl": "actor/kl_loss",
         "kl in reward": "actor/reward_kl_penalty",
@@ -172,7 +172,8 @@ def status_table(job: JobConfig, state: str, rows: Sequence[Mapping[str, Any]], 
     table = Table(box=SIMPLE)
     table.add_column("step", justify="right")
     shown = {title: key for title, key in columns.items() if any(key in row for row in rows)}
-    for title in (*shown, *validations):
+    tested = ["validation"] if len(validations) == 1 else [name.removeprefix(PREFIX) for name in validations]
+    for title in (*shown, *tested):
         table.add_column(title, justify="right")
     for row in rows[-LAST_STEPS:]:
         table.add_row(str(row["step"]), *(number(row.get(key)) for key in (*shown.values(), *validations)))

@@ -5,8 +5,6 @@ data root); elsewhere they are the server's, or with --upload the files are sent
 --token-file, from $RLHF_TOKEN, or from runs/.token where a server of this machine keeps it.
 """
 
-from __future__ import annotations
-
 import tomllib
 import uuid
 from argparse import ArgumentParser, Namespace
@@ -25,6 +23,7 @@ from orchestrator.base.errors import ConfigError
 from orchestrator.commands.arguments import job_file, server
 from orchestrator.job.config import apply_override
 from orchestrator.session.terminal_view import dollars
+from orchestrator.telemetry.headline import HEADLINES, headline
 from orchestrator.telemetry.validation import validation_names
 
 HELP = "send a job to a server"
@@ -105,8 +104,9 @@ def event_line(event: Json) -> str:
             return f"started (execution {data['execution']}), {data['steps']} steps"
         case "step":
             metrics = data["metrics"]
-            reward = f"  reward {metrics['critic/score/mean']:.3f}" if "critic/score/mean" in metrics else ""
-            return f"step {data['step']}{reward}  {dollars(data['cost_usd'])}"
+            name = headline(metrics)
+            learns = "" if name is None else f"  {HEADLINES[name]} {metrics[name]:.3f}"
+            return f"step {data['step']}{learns}" + (f"  {dollars(data['cost_usd'])}" if data["cost_usd"] else "")
         case "validation":
             metrics = data["metrics"]
             return "  ".join(f"{name} {metrics[name]:.3f}" for name in validation_names(metrics))

@@ -1,7 +1,5 @@
 """The jobs of a server, live on a terminal, once elsewhere."""
 
-from __future__ import annotations
-
 import time
 from argparse import ArgumentParser, Namespace
 from typing import Any
@@ -16,6 +14,7 @@ from orchestrator.api.client import check, token_headers
 from orchestrator.base.errors import RunError
 from orchestrator.commands.arguments import json_output, print_json, server
 from orchestrator.session.terminal_view import duration, spending
+from orchestrator.telemetry.headline import HEADLINES, headline
 
 HELP = "the jobs of a server, live"
 EXAMPLE = "rlhf-orchestrate top --json"
@@ -69,11 +68,11 @@ def _jobs(client: httpx.Client) -> list[dict[str, Any]]:
 def table(jobs: list[dict[str, Any]]) -> Table:
     """The first of the jobs as the API lists them; those that have not ended come first."""
     shown = Table(box=SIMPLE)
-    for title, justify in (("job", "left"), ("state", "left"), ("step", "right"), ("reward", "right"),
+    for title, justify in (("job", "left"), ("state", "left"), ("step", "right"), ("learns", "right"),
                            ("cost", "right"), ("time", "right"), ("now", "left")):  # fmt: skip
         shown.add_column(title, justify="right" if justify == "right" else "left", no_wrap=title != "now")
     for job in sorted(jobs, key=lambda job: job["ended_at"] is not None)[:SHOWN]:
-        reward = job["metrics"].get("critic/score/mean")
+        followed = headline(job["metrics"])
         spent, usd = job["spent_replica_s"], job["spent_usd"]
         usd = job["cost_usd"] if usd is None else usd
         replicas = " ".join(f"{name} {count}" for name, count in job["replicas"].items() if count)
@@ -81,7 +80,7 @@ def table(jobs: list[dict[str, Any]]) -> Table:
             job["id"],
             job["state"],
             f"{'-' if job['step'] is None else job['step']}/{job['steps']}",
-            "-" if reward is None else f"{reward:.3f}",
+            "-" if followed is None else f"{HEADLINES[followed]} {job['metrics'][followed]:.3f}",
             "-" if spent is None and not usd else spending(usd, spent or 0.0),
             "-" if job["wall_s"] is None else duration(job["wall_s"]),
             job["message"] or replicas,

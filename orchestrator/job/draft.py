@@ -1,7 +1,5 @@
 """A job file from a model and a data set: what can be found out of them is found out, the rest is said in comments."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -19,6 +17,8 @@ from orchestrator.job.hub import MODEL_FILES, HubId, snapshot
 
 PROMPT_KEYS = ("prompt", "input", "question", "problem", "query", "instruction", "text")
 """Columns that a prompt is looked for in; the first two need no saying."""
+LRS = {"sft": "2e-5", "reward_model": "1e-4"}
+"""TRL's."""
 LONGEST_RESPONSE = 512
 MOST_PROMPTS, MOST_HELD_OUT = 64, 0.05
 NUMBER = re.compile(r"\$?[+-]?[\d.,]+(/\d+)?%?")
@@ -31,8 +31,9 @@ class Draft:
     """The job names reward.py:compute_score, as no rule fits."""
 
 
-def draft(name: str, recipe: str, model: str, data: str, beside: Path) -> Draft:
+def draft(name: str, recipe: str, model: str, data: str, beside: Path, *, given: bool = False) -> Draft:
     """A job file that lies in `beside`; `model` and `data` as the user has them: paths from here, or ids of the Hub.
+    `given`: the recipe trains on responses of the data.
 
     Raises ConfigError or DataError, one line.
     """
@@ -59,7 +60,10 @@ def draft(name: str, recipe: str, model: str, data: str, beside: Path) -> Draft:
     answer = max((len(chat.encode(truth)) for truth in truths), default=0)
     room = text_config.get("max_position_embeddings")
     response = max(LONGEST_RESPONSE, 2 * answer)
-    response = response if not isinstance(room, int) else max(1, min(response, room - longest))
+    enough = f"  # the longest right answer has {answer} tokens" if answer else ""
+    if isinstance(room, int) and room - longest < response:
+        response, enough = max(1, room - longest), f"  # what the model's {room} positions leave"
+    answers, of = recipe != "reward_model", "  # of the validation's responses" if given else ""
     per_step = min(MOST_PROMPTS, 1 << max(0, (len(rows) // 4).bit_length() - 1))
     dtype = "bfloat16" if "bfloat16" in (config.get("dtype"), config.get("torch_dtype")) else "float32"
     lines = [
@@ -75,28 +79,26 @@ def draft(name: str, recipe: str, model: str, data: str, beside: Path) -> Draft:
         "",
         "[data]",
         f"train = {_quoted(data)}",
-        *_validation(None if held_out is None else held_out[1], len(rows)),
+        *(_validation(None if held_out is None else held_out[1], len(rows)) if answers else []),
         f"prompts_per_step = {per_step}",
         f"max_prompt_length = {longest}  # tokens of the longest prompt",
         *([] if key in PROMPT_KEYS[:2] else [f"prompt_key = {_quoted(key)}"]),
         *(["apply_chat_template = true  # prompts are text, the model was made to chat"] if template else []),
         "",
         "[rollout]",
-        "n = 8  # responses to each prompt",
-        f"max_response_length = {response}" + (f"  # the longest right answer has {answer} tokens" if answer else ""),
+        *([] if given else ["n = 8  # responses to each prompt"]),
+        f"max_response_length = {response}{enough}",
+        *(["", f"[reward]{of}", f"score = {_quoted(score)}  # {why}"] if answers else []),
         "",
-        "[reward]",
-        f"score = {_quoted(score)}  # {why}",
+        "[train]" if answers else "[critic]",
+        f"lr = {LRS.get(recipe, '1e-6')}",
         "",
-        "[train]",
-        "lr = 1e-6",
-        "",
-        "[functions.generate]",
+        f"[functions.{('train' if given else 'generate') if answers else 'critic'}]",
         "replicas = 1  # at most so many at a time",
-        "# gpus = 1  # of one replica, with rollout.engine = \"vllm\"",
+        "# gpus = 1  # of one replica" + ("" if given else ", with rollout.engine = \"vllm\""),
         "# usd_per_hour = 2.5  # of one replica while it exists: `cost` then says dollars",
     ]  # fmt: skip
-    return Draft("\n".join(lines) + "\n", score.endswith(":compute_score"))
+    return Draft("\n".join(lines) + "\n", answers and score.endswith(":compute_score"))
 
 
 def _model(model: str, beside: Path) -> tuple[Path, str]:

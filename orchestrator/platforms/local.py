@@ -132,6 +132,7 @@ class LocalPlatform:
                 async with aclosing(stream(client, request, what, lost=(503,))) as events:
                     async for event in events:
                         queue.failed_starts = 0
+                        replica.parked_s = float(event.data.get("parked_s", replica.parked_s))
                         if event.kind in ("done", "error"):
                             over = True  # before it is yielded: whoever reads it may let the replica go
                             queue.release(replica, whole="deadline_s" not in event.data)
@@ -141,6 +142,11 @@ class LocalPlatform:
         finally:
             if not over:
                 queue.release(replica, whole=False)
+
+    def waiting(self) -> str:
+        """What all replicas wait for, in one line."""
+        loading = self._launcher is not None and self._launcher.loading
+        return "importing the libraries, once for all replicas" if loading and not self.closed else ""
 
     def replicas(self) -> list[Replica]:
         return [replica.replica() for function in self._functions.values() for replica in function.replicas]

@@ -64,6 +64,11 @@ class Launcher:
         """Starts the agent if there is none, without waiting for it."""
         self._live_agent()
 
+    @property
+    def loading(self) -> bool:
+        """The agent imports what replicas are forked with."""
+        return self._agent is not None and not self._agent.done()
+
     async def ready(self) -> None:
         """Until replicas can be forked, or it is clear that they cannot (`start` then says why)."""
         await asyncio.wait([self._live_agent()])

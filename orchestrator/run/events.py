@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from functions.base.wire import Json
-from orchestrator.base.append_log import Lines
 from orchestrator.base.errors import OrchestratorError, RunError
+from orchestrator.base.files import Lines
 from orchestrator.run.directory import RunDirectory
 
 FILE = "events.jsonl"
@@ -145,7 +145,7 @@ def _said(kind: EventType, data: Json) -> str:
         return f"execution {data['execution']} {'begins' if last < 0 else f'goes on from step {last}'}"
     if kind in ("step", "validation"):
         numbers = [f"{name} {value:.4g}" for name, value in data.get("metrics", {}).items()]
-        cost = [f"${data['cost_usd']:.4f}"] if "cost_usd" in data else []
+        cost = [f"${data['cost_usd']:.4f}"] if data.get("cost_usd") else []
         return "  ".join([f"{kind} {data['step']}", *numbers, *cost])
     if kind == "sample_failures":
         return f"{data['count']} samples of step {data['step']} have no score: {data['first'][0]['message']}"

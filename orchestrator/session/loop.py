@@ -313,7 +313,8 @@ def observed_metrics(report: StepReport, spent: Cost, start_s: float, stop_s: fl
     for stage in report.stages:
         seconds[stage.name] = seconds.get(stage.name, 0.0) + stage.stop_s - stage.start_s
     metrics = {f"timing_s/{name}": value for name, value in seconds.items()} | {"timing_s/step": stop_s - start_s}
-    metrics |= where_time_went(start_s, stop_s, report.calls)
+    asked_s = min((stage.start_s for stage in report.stages), default=None)
+    metrics |= where_time_went(start_s, stop_s, report.calls, asked_s)
     tested_s = min((stage.start_s for stage in report.stages if stage.name == "testing"), default=stop_s)
     made = [c for c in report.calls if c.operation == "generate" and c.stop_s <= tested_s]
     if made_s := sum(call.work_s for call in made):

@@ -21,18 +21,20 @@ from functions.base.samples import Columns
 from functions.base.wire import Json, Ref
 from orchestrator.base.background import Retried, guarded, in_one_line, stopped
 from orchestrator.base.errors import RunError
+from orchestrator.base.files import write_atomically
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
 from orchestrator.job.config import JobConfig
 from orchestrator.planner.base import CallObservation, StepPlan
-from orchestrator.platforms.base import FunctionSpec, Platform
-from orchestrator.run.directory import PROFILE, write_atomically
+from orchestrator.platforms.base import FunctionSpec, Platform, Replica
+from orchestrator.run.directory import PROFILE
 from orchestrator.run.events import EventLog
 from orchestrator.run.journal import Record
 from orchestrator.run.ledger import Books, Cost, Ledger, total
 from orchestrator.session.loop import ACCURACY_GIVEN, StepResult
 from orchestrator.session.view import Snapshot, View, time_left_s
 from orchestrator.step.dataflow import StepReport
+from orchestrator.telemetry.headline import HEADLINES, headline
 from orchestrator.telemetry.job_metrics import JobMetrics
 from orchestrator.telemetry.now import Now
 from orchestrator.telemetry.open_sinks import open_sinks
@@ -44,13 +46,14 @@ from orchestrator.telemetry.validation import validation_names
 VIEW_EVERY_S = 0.25
 BOOKS_EVERY_S = 10.0
 """A killed execution loses at most so much of its spending from the books."""
-REWARD = "critic/score/mean"
-FOLLOWED = (REWARD, "response_length/mean", "actor/ppo_kl", "actor/grad_norm", "perf/throughput",
-            "rollout/tokens_per_s", "timing_s/step")  # fmt: skip
-"""What a `step` event tells of the step's metrics; metrics.jsonl has them all."""
+FOLLOWED = ("response_length/mean", "dpo/accuracy", "rm/accuracy", "actor/ppo_kl", "actor/grad_norm",
+            "perf/throughput", "rollout/tokens_per_s", "timing_s/step")  # fmt: skip
+"""What a `step` event tells of the step's metrics, after its headline; metrics.jsonl has them all."""
 FIRST_FAILURES = 8
 NOTE_S = 60.0
 """A note stays in view for so long, unless another comes."""
+ROOM_S = 5.0
+"""A replica that has had no room for so long is told of."""
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +119,8 @@ class Recorder:
         for call in report.calls:
             if call.profile is not None:
                 counts[call.function] += 1
-                name = f"{call.function}-{counts[call.function]}.json.gz"
-                self._write(PROFILE, f"{number:06d}/{name}", await self._store.get(Ref.from_json(call.profile)))
+                file = self._path / PROFILE / f"{number:06d}" / f"{call.function}-{counts[call.function]}.json.gz"
+                write_atomically(file, await self._store.get(Ref.from_json(call.profile)))
 
     async def _texts(self, refs: Sequence[Ref]) -> list[Json]:
         texts = [json.loads(line) for ref in refs for line in (await self._store.get(ref)).splitlines()]
@@ -126,13 +129,7 @@ class Recorder:
     def _write_texts(self, name: str, kept: Sequence[Json]) -> None:
         if kept:
             lines = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in kept)
-            self._write("samples", f"{name}.jsonl", lines.encode())
-
-    def _write(self, folder: str, name: str, data: bytes) -> None:
-        try:
-            write_atomically(self._path / folder / name, data)
-        except OSError as error:
-            raise RunError(f"{self._path / folder}: cannot be written: {error.strerror}") from error
+            write_atomically(self._path / "samples" / f"{name}.jsonl", lines.encode())
 
     def committed(self, result: StepResult) -> None:
         """A step is in the journal: metrics, cost and trace follow it."""
@@ -188,7 +185,7 @@ class Recorder:
         metrics = metrics_of(record)
         if validation := {name: value for name, value in metrics.items() if name.startswith(VALIDATION)}:
             self._events.tell("validation", record.step, {"metrics": validation})
-        followed = {name: metrics[name] for name in FOLLOWED if name in metrics}
+        followed = {name: metrics[name] for name in (headline(metrics), *FOLLOWED) if name in metrics}
         cost_usd, versions = record.observed["cost_usd"], record.pointers["versions"]
         self._events.tell("step", record.step, {"metrics": followed, "cost_usd": cost_usd, "versions": versions})
 
@@ -237,6 +234,7 @@ class Recorder:
     async def _watch(self) -> None:
         """Endless. What cannot be written now, is when it can."""
         shown: Json = {}
+        crowded = False
         clock, attempt = asyncio.get_running_loop().time, self._retried.attempt
         written_s = clock()
         while True:
@@ -252,12 +250,16 @@ class Recorder:
             if now != shown:
                 attempt("events", partial(self._events.append, "stage", now))
                 shown = now
+            if bool(room := no_room(self._platform.replicas(), clock())) != crowded:
+                crowded = not crowded
+                self.note(room or "there is capacity again")
             self._write_notes()
             await asyncio.sleep(VIEW_EVERY_S)
 
     def snapshot(self) -> Snapshot:
         """The job now; its cost as of the last look into the books."""
-        existing = Counter(replica.function for replica in self._platform.replicas())
+        replicas = self._platform.replicas()
+        existing = Counter(replica.function for replica in replicas)
         step, curves, books = max(0, len(self._records) - 1), self._curves, self._ledger.books
         now_s = asyncio.get_running_loop().time()
         return Snapshot(
@@ -268,15 +270,23 @@ class Recorder:
             elapsed_s=now_s - self._begun_s,
             stages=self._fleet.at_work() if self._fleet is not None else (),
             replicas={spec.name: (existing[spec.name], spec.max_replicas) for spec in self._specs},
-            rewards=curves.rewards,
+            headline=HEADLINES[curves.headline] if curves.headline else "reward",
+            headlines=curves.headlines,
             validations=curves.validations,
             validation_name=curves.validation_name,
             tokens_per_s=curves.tokens_per_s,
             cost_usd=books.usd,
             replica_s=total(books.functions).replica_s,
             left_s=time_left_s(step, self._job.steps, curves.step_s),
-            note=self._waiting() or (self._noted if now_s < self._noted_s + NOTE_S else ""),
+            note=self._waiting() or no_room(replicas, now_s) or (self._noted if now_s < self._noted_s + NOTE_S else ""),
         )
+
+
+def no_room(replicas: Sequence[Replica], now_s: float) -> str:
+    """`waiting for capacity since 12 s: ...`, of the replica that has waited longest; empty where none does."""
+    waiting = [replica for replica in replicas if replica.waits and now_s - replica.since_s >= ROOM_S]
+    first = min(waiting, key=lambda replica: replica.since_s, default=None)
+    return "" if first is None else f"waiting for capacity since {now_s - first.since_s:.0f} s: {first.waits}"
 
 
 def call_span(call: CallObservation) -> TraceSpan:
@@ -296,7 +306,8 @@ def call_args(call: CallObservation) -> Json:
 class _Curves:
     """What the view follows of the committed steps."""
 
-    rewards: list[float] = field(default_factory=list)
+    headline: str | None = None
+    headlines: list[float] = field(default_factory=list)
     validations: list[float] = field(default_factory=list)
     validation_name: str = ""
     tokens_per_s: float | None = None
@@ -304,8 +315,9 @@ class _Curves:
     """Of training steps."""
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        if REWARD in metrics:
-            self.rewards.append(metrics[REWARD])
+        if (name := headline(metrics)) is not None:
+            self.headline = name
+            self.headlines.append(metrics[name])
             self.step_s.append(metrics["perf/time_per_step"])
             self.tokens_per_s = metrics["perf/total_num_tokens"] / metrics["perf/time_per_step"]
         for name in validation_names(metrics):

@@ -3,8 +3,6 @@
 run directory --lock--> lease (epoch) --> journal --> platform --> loop --> model/
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -29,6 +27,7 @@ from orchestrator.job.prompts import PromptSource
 from orchestrator.planner.base import Planner
 from orchestrator.planner.scaling import Unmet
 from orchestrator.platforms.base import FunctionSpec
+from orchestrator.platforms.local import LocalPlatform
 from orchestrator.recipes import Recipe, find_recipe
 from orchestrator.recipes.settings import job_models, recipe_options, train_settings
 from orchestrator.run.directory import RunDirectory
@@ -142,7 +141,11 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
     if job.platform.kind == "knative":
         sent, settings = await carry(store, job, settings)
     platform = open_platform(job, *run.directory.exchange(job), run=identity.id, log_dir=path / "logs")
-    recorder = Recorder(job, path, store, journal.records, platform, specs, view, events, outages.line)
+
+    def waiting() -> str:
+        return outages.line() or (platform.waiting() if isinstance(platform, LocalPlatform) else "")
+
+    recorder = Recorder(job, path, store, journal.records, platform, specs, view, events, waiting)
     outages.note = recorder.note
     with open_tracing(job, recorder.note) as tracing:
         invoker = Invoker(

@@ -12,8 +12,6 @@ Elsewhere the log (functions/base/logs.py) has a line of JSON for each of the jo
 The recorder gives it `Snapshot`s (view.py), plain values; it draws them and knows nothing of the job.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 
@@ -88,8 +86,8 @@ class LineView:
 def line(snapshot: Snapshot) -> str:
     """`step 17/60  reward 0.810  val-core/arithmetic/acc/mean@1 0.870  5,210 tok/s  $0.0042  0:41 gone  1:44 left`."""
     parts = [f"step {snapshot.step}/{snapshot.steps}"]
-    if snapshot.rewards:
-        parts.append(f"reward {snapshot.rewards[-1]:.3f}")
+    if snapshot.headlines:
+        parts.append(f"{snapshot.headline} {snapshot.headlines[-1]:.3f}")
     if snapshot.validations:
         parts.append(f"{snapshot.validation_name} {snapshot.validations[-1]:.3f}")
     if snapshot.tokens_per_s is not None:
@@ -115,9 +113,10 @@ def render(snapshot: Snapshot) -> RenderableType:
     body = Table.grid(padding=(0, 2))
     body.add_column(style="dim", no_wrap=True)
     body.add_column(overflow="ellipsis", no_wrap=True)
-    body.add_row("now", Text(" ▸ ".join(s.stages) or "nothing runs", "green" if s.stages else "dim"))
+    idle = "done" if s.steps and s.step == s.steps else "nothing runs"
+    body.add_row("now", Text(" ▸ ".join(s.stages) or idle, "green" if s.stages else "dim"))
     body.add_row("replicas", _replicas(s.replicas))
-    body.add_row("reward", _curve(s.rewards, ""))
+    body.add_row(s.headline, _curve(s.headlines, ""))
     if s.validation_name:
         body.add_row("validation", _curve(s.validations, s.validation_name))
     body.add_row("tokens/s", "-" if s.tokens_per_s is None else f"{s.tokens_per_s:,.0f}")

@@ -1,7 +1,5 @@
 """What whoever watches a job is shown: snapshots, plain values. On a terminal: terminal_view.py."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -22,8 +20,10 @@ class Snapshot:
     """At work now, in the order in which they began."""
     replicas: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """By function: (how many exist now, how many may)."""
-    rewards: Sequence[float] = ()
-    """Mean reward of each committed step."""
+    headline: str = "reward"
+    """What each committed step is followed by (telemetry/headline.py),"""
+    headlines: Sequence[float] = ()
+    """and its values."""
     validations: Sequence[float] = ()
     """Held-out pass rate, each time it was measured."""
     validation_name: str = ""

@@ -5,8 +5,6 @@ From its job: prompts in their order, functions, replicas, prices. Every functio
 has a GPU, a replica counts as one and what is told are replica-seconds (`Scenario.unit`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """What functions say about samples, as columns: scores, log-probabilities, values; in micro-batches, as they come."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence

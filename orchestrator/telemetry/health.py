@@ -4,8 +4,6 @@ Bounds are rules of thumb of GRPO and PPO practice but for the mismatch, whose b
 (algorithm.max_rollout_logprob_diff, docs/train.md). What a run does not measure is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -28,7 +26,7 @@ class Sign:
 
 def health(rows: Sequence[Metrics], mismatch_bound: float | None) -> list[Sign]:
     """Of the last training step of a run's metrics, oldest first; [] before the first."""
-    trained = [row for row in rows if "critic/score/mean" in row]
+    trained = [row for row in rows if "critic/score/mean" in row or "actor/ppo_kl" in row]  # not on what data gave
     if not trained:
         return []
     found = [_clipped, _cut_off, _without_variance, _entropy, _kl]

@@ -5,14 +5,13 @@ Of all that happens at a moment the part is the first of these that does:
     generating    samples are made
     tail          the same, once more than half of the step's most replicas did and now at most half of them do
     training      scoring (rewards, log-probabilities, values)      publishing (results, versions)
-    reading       inputs              loading (weights, models)     starting (from the request of a call to its start)
+    reading       inputs              loading (weights, models)     starting (from the request of a call to its start,
+                                      and, of the first, from when its stage began: the import of the libraries)
     idle          nothing of it: the orchestrator draws, decides and commits
 
 A call's parts are its phases in the trace, the innermost of those that are open; between them it does what its function
 is for. Seconds of the event loop.
 """
-
-from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,11 +52,15 @@ class _Piece:
     cold: bool = False
 
 
-def where_time_went(start_s: float, stop_s: float, calls: Iterable[CallObservation]) -> dict[str, float]:
+def where_time_went(
+    start_s: float, stop_s: float, calls: Iterable[CallObservation], asked_s: float | None = None
+) -> dict[str, float]:
     """METRIC + part: seconds, for each of PARTS; they add up to stop_s - start_s. Beside them what would be saved:
-    COLD by replicas that stay, UNEVEN by a tail that all replicas of generate share.
+    COLD by replicas that stay, UNEVEN by a tail that all replicas of generate share. `asked_s`: the first stage began.
     """
     pieces = sorted((piece for call in calls for piece in _pieces(call)), key=lambda p: p.start_s)
+    if pieces and asked_s is not None and asked_s < pieces[0].start_s:
+        pieces.insert(0, _Piece("starting", asked_s, pieces[0].start_s, ""))
     edges = {t for p in pieces for t in (p.start_s, p.stop_s) if start_s < t < stop_s} | {start_s, stop_s}
     moments = list(_moments(sorted(edges), pieces))
     most = max((_makers(open_) for _, open_ in moments), default=0)

@@ -6,11 +6,16 @@ import base64
 import hashlib
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import httpx
 
+from functions.reward.rules import RULES
 from orchestrator.api.page import VENDORED, WEB, assets, index, modules, report_page
+from orchestrator.job.config import parse_job
+from orchestrator.recipes import RECIPES
+from orchestrator.telemetry.headline import HEADLINES
 
 OUTSIDE = re.compile(r"""(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}""")
 NAMED = {"http://www.w3.org", "https://html.spec.whatwg.org", "https://github.com"}
@@ -41,6 +46,20 @@ def test_every_import_is_in_the_import_map() -> None:
 def test_own_modules_are_small() -> None:
     lengths = {path.name: len(path.read_text().splitlines()) for path in (WEB / "app").iterdir()}
     assert {name: lines for name, lines in lengths.items() if lines >= 250} == {}
+
+
+def test_what_new_job_begins_with_is_a_job() -> None:
+    text = re.search(r"const FIRST = `(.*?)`;", (WEB / "app" / "submit.js").read_text(), re.DOTALL)
+    assert text is not None
+    job = parse_job(tomllib.loads(text[1]), base=Path())
+    assert (str(job.reward.score).removeprefix("rule:"), job.recipe in RECIPES) == ("gsm8k", True)
+    assert "gsm8k" in RULES
+
+
+def test_what_a_job_is_followed_by_is_the_same_on_page_and_terminal() -> None:
+    said = re.search(r"export function headline.*?\[(.*?)\]", (WEB / "app" / "format.js").read_text(), re.DOTALL)
+    assert said is not None
+    assert json.loads(f"[{said[1]}]") == list(HEADLINES)
 
 
 def test_nothing_is_asked_of_other_servers() -> None:

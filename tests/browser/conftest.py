@@ -98,9 +98,9 @@ class Ran:
 
 @pytest.fixture(scope="session")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
-    """Five steps, validated, planned by the policy `adaptive`."""
+    """Five steps, validated, planned by the policy `adaptive`; the second is profiled."""
     root = tmp_path_factory.mktemp("dashboard")
-    body = job_text(root / "data", steps=5)
+    body = job_text(root / "data", steps=5) + "[profile]\nsteps = [2]\n"
     with serving(root / "runs", root / "data", max_running=1) as served:
         id = submit(served, body)
         wait_for(lambda: state_of(served, id) not in ("queued", "running"), what="the job's end", timeout_s=400)

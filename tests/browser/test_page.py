@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.resources
 import json
 import re
@@ -70,6 +71,10 @@ def test_what_the_page_shows_is_what_the_api_says(ran: Ran, visit: Open) -> None
     change = reserved["used"]["usd"] / reserved["dedicated"]["usd"] - 1
     said = f"{abs(100 * change):.0f} % {'under' if change < 0 else 'over'} dedicated"
     expect(page.locator(".tiles")).to_contain_text(said)
+    with ran.served.client() as api:
+        took = api.get(f"/v1/jobs/{ran.id}/cost/steps").json()["wall_s"]
+    step_s = sorted(took[-10:])[len(took[-10:]) // 2]
+    assert float(page.locator(".tile small").first.inner_text().split()[0]) == pytest.approx(step_s, rel=5e-3)
     assert f"${sum(c['usd'] for c in cost['functions'].values()):.2g}"[:6] in tiles, tiles
     assert "Validation score" in tiles, "the scorer gives no acc"
     bars = page.locator(".where li")
@@ -116,6 +121,24 @@ def test_samples_are_filtered_sorted_and_paged_by_the_server(ran: Ran, visit: Op
     page.get_by_label("Contains").fill("")
     page.get_by_role("button", name="Step before").click()
     expect(page.get_by_role("status").filter(has_text="12 samples of step 4")).to_be_visible()
+
+
+def test_a_profile_is_downloaded_as_a_trace(ran: Ran, visit: Open, tmp_path: Path) -> None:
+    page = visit(f"{ran.url}#settings").page
+    row = page.get_by_role("table", name="Traces of calls").get_by_role("row").filter(has_text="train-1.json.gz")
+    with page.expect_download() as download:
+        row.get_by_role("button", name="Download").click()
+    assert download.value.suggested_filename == f"{ran.id}-2-train-1.json.gz"
+    download.value.save_as(tmp_path / "trace.json.gz")
+    trace = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
+    assert any("backward" in event["name"].lower() for event in trace["traceEvents"]), "for ui.perfetto.dev"
+
+
+def test_an_axis_says_what_its_ticks_are(ran: Ran, visit: Open) -> None:
+    page = visit(ran.url).page
+    for values in ([0, 0.25, 0.5, 0.75, 1], [0, 2.5, 5], [0.1, 0.2], [7, 8], [1500, 2000], [1.55e-7, 1.6e-7]):
+        told = page.evaluate("async (v) => (await import('app/format.js')).ticks(v)", values)
+        assert [float(text.replace(",", "")) for text in told] == pytest.approx(values, abs=0), told
 
 
 def test_an_episode_is_read_as_a_conversation(ran: Ran, visit: Open) -> None:
@@ -171,6 +194,13 @@ def test_jobs_are_compared_and_made_from_one_another(ran: Ran, visit: Open) -> N
     for over in ("time", "cost", "tokens"):
         page.get_by_role("combobox", name="Over").select_option(over)
         expect(page.locator(".chart .plot canvas").first).to_be_visible()
+    with ran.served.client() as api:
+        metrics = api.get(f"/v1/jobs/{ran.id}/metrics", params={"name": "perf/total_num_tokens"}).json()["metrics"]
+    page.get_by_role("button", name="Table of critic/score/mean").click()
+    rows = page.get_by_role("table", name="critic/score/mean").locator("tbody tr")
+    places = [float(row.split()[0].replace(",", "")) for row in rows.all_inner_texts()]
+    longest = sum(filter(None, metrics["perf/total_num_tokens"]))
+    assert max(places) == pytest.approx(longest, rel=5e-3), "where the longer run's last step stands, in tokens"
     page.get_by_label("Smoothing").select_option("0.9")
     page.get_by_label("Log scale").check()
     loaded_compare = page.locator(".charts .chart")

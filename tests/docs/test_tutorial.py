@@ -16,6 +16,7 @@ from tests.support.tiny_job import ENV, assert_nothing_left
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+ACC = "val-core/default/reward/mean@1"
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -47,7 +48,11 @@ def test_the_hour_goes_as_it_is_told(tmp_path: Path) -> None:
     runs = tmp_path / "first" / "runs"
     last = {path.parent.name: json.loads(path.read_text().splitlines()[-1]) for path in runs.glob("*/metrics.jsonl")}
     steps = {name: row["step"] for name, row in last.items() if not name.startswith("eval-")}
-    assert steps == {"sft": 2, "sums": 4, "faster": 4, "unsolved": 2, "second-try": 2}
+    assert steps == {"sft": 5, "sums": 8, "faster": 8, "unsolved": 2, "second-try": 2}
+    tested = [json.loads(line) for line in (runs / "sft" / "metrics.jsonl").read_text().splitlines()]
+    assert tested[5]["sft/loss"] < tested[1]["sft/loss"]
+    assert tested[5][ACC] > tested[0][ACC] + 0.2, "it learns what it is shown"
+    assert "critic/score/mean" not in tested[5]
     assert re.search(r"maj@4\s+mean@4", done.stdout), "what eval says"
     assert re.search(r"^(> )?\d\d( \d\d)*$", done.stdout, re.MULTILINE), "what chat answers"
     assert (tmp_path / "first" / "exported" / "model.safetensors").stat().st_size > 0
@@ -58,7 +63,7 @@ def test_the_hour_goes_as_it_is_told(tmp_path: Path) -> None:
         assert listed["sums"] == listed["faster"] == "succeeded"
         for run in ("sums", "faster"):  # what the comparison asks for
             columns = api.get(f"/v1/jobs/{run}/metrics", params={"name": "critic/score/mean"}).json()
-            assert len(columns["step"]) == 5
+            assert columns["steps"] == [*range(9)]
 
 
 def test_the_keys_beside_those_of_others_are_keys() -> None:

@@ -58,6 +58,14 @@ def test_a_written_job_runs_as_it_is(job: Job, tmp_path: Path) -> None:
     assert found.reward.score == "rule:number"
     assert (found.data.prompts_per_step, found.steps, found.data.max_prompt_length) == (2, 4, 4)
     assert found.rollout.max_response_length == 64 - 4
+    for recipe, table in (("sft", "train"), ("reward_model", "critic")):  # what a recipe has no use for is not there
+        file = tmp_path / f"{recipe}.toml"
+        words = (job.directory / "model", tmp_path / "train.parquet", "--recipe", recipe, "-o", file)
+        assert here("init", *words).returncode == 0
+        written_job = tomllib.loads(file.read_text())
+        assert "n" not in written_job["rollout"]
+        assert (table in written_job, list(written_job["functions"])) == (True, [table])
+        assert ("reward" in written_job, "validation" in written_job["data"]) == (recipe == "sft", recipe == "sft")
     again = here("init", job.directory / "model", tmp_path / "train.parquet", "-o", tmp_path / "job.toml")
     assert "job.toml: is there already; name another file with --output" in again.stderr
     done = command("run", tmp_path / "job.toml", "--run-dir", tmp_path / "run", "steps=1")

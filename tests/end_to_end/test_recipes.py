@@ -14,7 +14,7 @@ from tests.support.tiny_job import command
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("leaks_nothing")]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "arithmetic"
-PASS = "val-core/arithmetic/acc/mean@1"
+PASS = "val-core/arithmetic/reward/mean@1"
 COST_LIMIT = 0.15
 COST = f'''
 import importlib.util

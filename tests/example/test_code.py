@@ -15,7 +15,7 @@ from functions.sandbox.program import SandboxError
 from tests.support.tiny_job import command
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "code"
-PASS = "val-core/code/acc/mean@1"
+PASS = "val-core/code/reward/mean@1"
 
 
 def module() -> ModuleType:

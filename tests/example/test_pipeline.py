@@ -33,7 +33,7 @@ def test_the_pipeline_goes_from_sft_to_ppo(tmp_path: Path) -> None:
         lines = (tmp_path / "out" / run / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines][1:]
 
-    assert metrics("sft")[-1]["actor/pg_loss"] < metrics("sft")[0]["actor/pg_loss"]
+    assert metrics("sft")[-1]["sft/loss"] < metrics("sft")[0]["sft/loss"]
     assert metrics("rm")[-1]["rm/loss"] < metrics("rm")[0]["rm/loss"]
     assert {"critic/score/mean", "critic/vf_loss"} <= set(metrics("ppo")[-1])
     assert done.stdout.count("what was answered:") == 3

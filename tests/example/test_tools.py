@@ -66,6 +66,6 @@ def test_it_learns(recipe: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     first, last = metrics(tmp_path / "run")[0], metrics(tmp_path / "run")[-1]
-    assert first["val-core/hard/acc/mean@1"] < 0.1
-    assert last["val-core/hard/acc/mean@1"] > 0.7
-    assert last["val-core/easy/acc/mean@1"] > 0.9, "without the tool, which costs"
+    assert first["val-core/hard/reward/mean@1"] < 0.1
+    assert last["val-core/hard/reward/mean@1"] > 0.7
+    assert last["val-core/easy/reward/mean@1"] > 0.9, "without the tool, which costs"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -22,7 +23,7 @@ from orchestrator.session.view import NoView, Snapshot, later, time_left_s
 SNAPSHOT = Snapshot(
     job="arithmetic", recipe="grpo", step=17, steps=60, elapsed_s=41.4, stages=("generate", "reward"),
     replicas={"generate": (2, 4), "reward": (1, 1), "train": (0, 1), "big": (20, 160)},
-    rewards=[0.3, 0.5, 0.81], validations=[0.34, 0.87], validation_name="val-core/arithmetic/acc/mean@1",
+    headlines=[0.3, 0.5, 0.81], validations=[0.34, 0.87], validation_name="val-core/arithmetic/acc/mean@1",
     tokens_per_s=5210.4, cost_usd=0.00421, left_s=104.0, note="call retried: [red]lost[/red]",
 )  # fmt: skip
 
@@ -50,6 +51,7 @@ def test_the_view_shows_what_there_is_to_know() -> None:
 def test_before_the_first_step_nothing_is_made_up() -> None:
     text = drawn(Snapshot(job="j", recipe="grpo", step=0, steps=3, elapsed_s=0.0, replicas={"train": (0, 1)}))
     assert "nothing runs" in text
+    assert "loss" in drawn(replace(SNAPSHOT, headline="loss")), "a job that nothing scores"
     assert "left" not in text
     assert "validation" not in text
     assert "0 replica-seconds" in text, "no dollars where nothing has a price"

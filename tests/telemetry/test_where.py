@@ -48,7 +48,11 @@ def test_one_stage_after_the_other() -> None:
         "starting": 3, "loading": 2, "reading": 0.5, "generating": 4.5, "scoring": 1, "training": 4, "publishing": 1,
         "idle": 1,
     }  # fmt: skip
-    assert where_time_went(100, 117, STEP)[COLD] == 3, "the train function was there: its wait was none for a start"
+    waited = parts_of(where_time_went(90, 117, STEP, 91))
+    assert (waited["starting"], waited["idle"]) == (3 + 9, 1 + 1)  # its libraries were imported since 91
+    assert where_time_went(90, 117, STEP, 91)[COLD] == where_time_went(100, 117, STEP)[COLD] == 3, (
+        "the train function was there: its wait was none for a start"
+    )
 
 
 def test_a_tail_is_when_at_most_half_of_the_replicas_make_samples() -> None:

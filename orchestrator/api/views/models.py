@@ -1,7 +1,5 @@
 """What the routes of view_routes.py answer. Times are Unix seconds, or (`_s`) seconds since the job's first start."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -23,6 +21,7 @@ class FunctionCost(BaseModel):
     gpu_s: float
     usd: float
     starts: int
+    parked_s: float = Field(0.0, description="Of processes between replicas, without a GPU; beside replica_s")
 
 
 class StepCost(BaseModel):

@@ -1,7 +1,5 @@
 """Samples of a step, filtered, sorted and paged."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

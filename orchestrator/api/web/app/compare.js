@@ -68,7 +68,8 @@ function kept({ x, values }) {
 }
 
 function Differences({ runs }) {
-  const flat = runs.map((run) => flatten({ ...run.job.config, trains: trained(run.job) }));
+  const own = new Set(runs.map((run) => run.job.recipe)).size > 1; // else what models are trained with differs as the jobs do
+  const flat = runs.map((run) => flatten({ ...run.job.config, ...(own ? { trains: trained(run.job) } : {}) }));
   const keys = [...new Set(flat.flatMap(Object.keys))].filter((key) => key !== "name" && new Set(flat.map((one) => one[key])).size > 1).sort();
   const rows = [{ key: "state", of: runs.map((run) => html`<${State} state=${run.job.state} />`) }, { key: "step", of: runs.map((run) => number(run.job.step)) },
     ...keys.map((key) => ({ key, of: flat.map((one) => html`<code>${one[key] ?? "–"}</code>`) }))];

@@ -7,14 +7,14 @@ import { SMOOTHING, reach, smooth } from "app/series.js";
 
 const KEY = "rlhf-metrics";
 export const WORDS = {
-  "critic/score/mean": "Reward", "actor/ppo_kl": "Change of the policy within the step", "actor/kl_loss": "KL to the reference",
+  "critic/score/mean": "Reward", "sft/loss": "Loss", "dpo/loss": "Loss", "rm/loss": "Loss", "dpo/accuracy": "Chosen preferred", "rm/accuracy": "Chosen preferred", "actor/ppo_kl": "Change of the policy within the step", "actor/kl_loss": "KL to the reference",
   "actor/reward_kl_penalty": "KL penalty in the reward", "response_length/mean": "Response length", "actor/entropy": "Entropy",
   "actor/grad_norm": "Gradient norm", "timing_s/step": "Seconds a step", "rollout_corr/abs_diff_mean": "Log-probability mismatch",
   "actor/pg_loss": "Policy loss", "response_length/clip_ratio": "Cut off at the limit", "perf/throughput": "Tokens a second paid for", "rollout/tokens_per_s": "Tokens/s per generate replica",
 };
 // The first of each that the job has.
 const USUAL = [
-  ["critic/score/mean"], [/^val-core\/.*\/acc\//, /^val-core\/.*\/reward\//], ["actor/kl_loss", "actor/reward_kl_penalty"], ["response_length/mean"],
+  ["critic/score/mean", "sft/loss", "dpo/loss", "rm/loss"], ["dpo/accuracy", "rm/accuracy"], [/^val-core\/.*\/acc\//, /^val-core\/.*\/reward\//], ["actor/kl_loss", "actor/reward_kl_penalty"], ["response_length/mean"],
   ["actor/entropy"], ["actor/grad_norm"], ["rollout_corr/abs_diff_mean"], ["timing_s/step"], ["rollout/tokens_per_s", "perf/throughput"],
 ];
 

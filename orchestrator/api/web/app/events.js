@@ -2,7 +2,7 @@
 import { html, useState } from "app/html.js";
 import { Panel } from "app/parts.js";
 import { Lines } from "app/trouble.js";
-import { clock, dollars, moment, number, plural, validated } from "app/format.js";
+import { clock, dollars, headline, moment, number, plural, validated } from "app/format.js";
 
 const KINDS = [["all", "All"], ["steps", "Steps"], ["trouble", "Trouble"]];
 const TROUBLE = ["failed", "sample_failures", "note", "cancelled"];
@@ -26,11 +26,12 @@ function Line({ event }) {
 
 function told({ type, data }) {
   const m = data.metrics ?? {};
+  const learns = headline(m);
   switch (type) {
     case "started":
       return data.execution === 1 ? `${plural(data.steps, "step")} to go` : `Execution ${data.execution}: goes on after step ${data.step}`;
     case "step":
-      return html`Step ${data.step} is committed${m["critic/score/mean"] === undefined ? "" : `, reward ${number(m["critic/score/mean"])}`}${m["timing_s/step"] ? `, ${number(m["timing_s/step"])} s` : ""}${data.cost_usd > 0 ? `, ${dollars(data.cost_usd)} until now` : ""}`;
+      return html`Step ${data.step} is committed${learns.value === undefined ? "" : `, ${learns.title.toLowerCase()} ${number(learns.value)}`}${m["timing_s/step"] ? `, ${number(m["timing_s/step"])} s` : ""}${data.cost_usd > 0 ? `, ${dollars(data.cost_usd)} until now` : ""}`;
     case "validation":
       return Object.entries(m).map(([name, value]) => html`<span class="metric"><code>${name}</code> ${validated(name, value).shown}</span> `);
     case "sample_failures":

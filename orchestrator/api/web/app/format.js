@@ -61,6 +61,12 @@ export function times(low, high, most) {
   return found;
 }
 
+// The one number by which a job is followed (telemetry/headline.py).
+export function headline(metrics) {
+  const name = ["critic/score/mean", "sft/loss", "dpo/loss", "rm/loss", "actor/pg_loss"].find((n) => n in metrics);
+  return { title: name && name !== "critic/score/mean" ? "Loss" : "Reward", value: metrics[name] };
+}
+
 // What a validation is shown by: the accuracy where the scorer gives one, else the score. Null: there is none.
 export function validation(metrics) {
   const names = Object.keys(metrics).filter((name) => name.startsWith("val-core/")).sort();
@@ -78,7 +84,8 @@ export function ticks(values, unit = "") {
   const known = values.filter((v) => v !== null);
   const least = known.length > 1 ? Math.min(...known.slice(1).map((v, i) => Math.abs(v - known[i])).filter(Boolean)) : 1;
   const most = Math.max(...known.map(Math.abs), 0);
-  const places = Math.max(0, -Math.floor(Math.log10(least) + 1e-9));
+  const first = Math.max(0, -Math.floor(Math.log10(least) + 1e-9));
+  const places = Math.abs((least * 10 ** first) % 1 - 0.5) < 1e-6 ? first + 1 : first; // 0.25 has two
   const small = most < 1e-3 || most >= 1e7;
   const digits = Math.max(0, Math.floor(Math.log10(most)) + places);
   return values.map((v) => (v === null ? "" : v === 0 ? `${unit}0` : small ? `${unit}${v.toExponential(digits)}` : `${unit}${v.toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places })}`));

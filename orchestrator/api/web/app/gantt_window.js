@@ -39,7 +39,7 @@ export function useWindow(store, { pixels, usual }) {
         setView({ from: Math.max(0, found.end_s - span), to: Math.max(span, found.end_s), follow: true });
         moved.current ||= Boolean(usual);
       }
-    }, setProblem);
+    }, (failure) => failure.status && setProblem(failure)); // 0: the server is away, which stands above
   }, [coarse, ended, pixels > 0, usual === null]);
 
   // The window itself.

@@ -18,7 +18,7 @@ import { Events } from "app/events.js";
 import { Settings } from "app/settings.js";
 
 const TABS = [
-  ["overview", "Overview", ({ store }) => html`<${Where} store=${store} /><${Gantt} store=${store} /><${Curves} store=${store} />`],
+  ["overview", "Overview", Overview],
   ["cost", "Cost", Cost],
   ["plan", "Plan", Plan],
   ["samples", "Samples", Samples],
@@ -29,6 +29,14 @@ const SAYS = {
   connecting: "connecting", live: "live",
   away: "The server does not answer. The job goes on without it; what you see is how it was. Trying again.",
 };
+
+// Before the first commit there is nothing to tell but replicas, and before the first of those nothing at all.
+const empty = (store) => store.job.value.step === null && !Object.values(store.cost.value?.functions ?? {}).some((f) => f.replica_s > 0) && !Object.values(store.job.value.replicas).some(Boolean);
+
+function Overview({ store }) {
+  if (store.job.value.step !== null) return html`<${Where} store=${store} /><${Gantt} store=${store} /><${Curves} store=${store} />`;
+  return html`${!empty(store) && html`<${Gantt} store=${store} />`}<div class="empty"><h2>No step yet</h2><p>Curves, and where the time goes, come with the first that is committed.</p></div>`;
+}
 
 export function Job({ id, source, made }) {
   const store = useMemo(() => openStore(id, source), [id]);
@@ -76,9 +84,9 @@ export function Job({ id, source, made }) {
       ${!source.fixed && html`<${Actions} store=${store} job=${job} />`}
     </div>
     ${connection === "away" && html`<p class="away-bar" role="status">${SAYS.away}</p>`}
-    <progress class="steps" max=${job.steps} value=${job.step ?? 0} aria-label="steps done"></progress>
+    <progress class="steps" max=${job.steps || 1} value=${job.steps ? job.step ?? 0 : Number(job.step !== null)} aria-label="steps done"></progress>
     <${Trouble} store=${store} job=${job} />
-    <${Tiles} store=${store} job=${job} />
+    ${!empty(store) && html`<${Tiles} store=${store} job=${job} />`}
     <${Health} store=${store} />
     <${Tabs} tab=${tab} open=${open} />
     <div role="tabpanel" id="tabpanel" aria-labelledby=${`tab-${tab}`} class=${`tab ${tab}`}><${Shown} store=${store} /></div>

@@ -5,12 +5,10 @@ import { go } from "app/go.js";
 import { useKeys } from "app/keys.js";
 import { Submit } from "app/submit.js";
 import { Failure, Spark, State } from "app/parts.js";
-import { ago, dollars, duration, number, plural, validation } from "app/format.js";
+import { ago, dollars, duration, headline, number, plural, validation } from "app/format.js";
 
 const EVERY_MS = 2000;
 const PAGE = 100;
-
-const reward = (job) => job.metrics["critic/score/mean"];
 
 function first(message) {
   const [line, ...more] = message.split("\n");
@@ -20,15 +18,16 @@ function first(message) {
 function Row({ job, chosen, choose }) {
   const spent = job.spent_usd ?? job.cost_usd;
   const held = validation(job.metrics);
+  const learns = headline(job.metrics);
   const replicas = Object.entries(job.replicas).filter(([, count]) => count).map(([name, count]) => `${name} ${count}`).join(", ");
   return html`<tr>
     <td class="tick"><input type="checkbox" checked=${chosen} onChange=${choose} aria-label=${`compare ${job.id}`} /></td>
     <th scope="row" class="left"><a class="job" href=${`/jobs/${job.id}`} data-page>${job.id}</a><small>${job.recipe}</small></th>
     <td class="left" data-label="State"><${State} state=${job.state} /></td>
-    <td data-label="Step"><span>${job.step ?? 0}<small>/${job.steps}</small></span><progress max=${job.steps} value=${job.step ?? 0} aria-label=${`steps of ${job.id}`}></progress></td>
-    <td class="trend" data-label="Reward"><span>${number(reward(job))}</span><${Spark} values=${job.trend} /></td>
+    <td data-label="Step"><span>${job.steps ? html`${job.step ?? 0}<small>/${job.steps}</small>` : "evaluation"}</span><progress max=${job.steps || 1} value=${job.steps ? job.step ?? 0 : Number(job.step !== null)} aria-label=${`steps of ${job.id}`}></progress></td>
+    <td class="trend" data-label=${learns.title}><span>${number(learns.value)}${learns.title === "Loss" && html`<small> loss</small>`}</span><${Spark} values=${job.trend} /></td>
     <td data-label="Validation" title=${held?.name}>${held ? held.shown : "–"}</td>
-    <td data-label="Cost now">${spent > 0 ? dollars(spent) : job.spent_replica_s ? html`${number(job.spent_replica_s)}<small>replica-seconds</small>` : "–"}</td>
+    <td data-label="Cost now">${spent > 0 ? dollars(spent) : job.spent_replica_s ? html`${number(job.spent_replica_s)}<small>replica s</small>` : "–"}</td>
     <td data-label="Time at work">${duration(job.wall_s)}<small>${ago(job.created_at)}</small></td>
     <td class="left now" data-label="Now">${job.message ? html`<span class="bad clamp">${first(job.message)}</span>` : replicas || (job.state === "running" ? "at zero" : "")}</td>
   </tr>`;

@@ -17,7 +17,7 @@ export function Plan({ store }) {
   if (!value) return html`<p class="quietly">Reading the plan…</p>`;
   if (!value.plan) {
     return html`<div class="empty"><h2>${step === null ? "No plan yet" : `Step ${step} was not planned`}</h2>
-      <p>${step === null ? "The planner is asked before each step; runs of earlier versions kept no plans." : html`<button type="button" onClick=${() => setStep(null)}>The current step</button>`}</p></div>`;
+      <p>${step === null ? "The planner is asked before each step." : html`<button type="button" onClick=${() => setStep(null)}>The current step</button>`}</p></div>`;
   }
   return html`
     <div class="controls">

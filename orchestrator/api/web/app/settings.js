@@ -29,7 +29,8 @@ export function Settings({ store }) {
 function sections(config) {
   const found = { "": {} };
   for (const [key, value] of Object.entries(config)) {
-    if (value === null || typeof value !== "object" || Array.isArray(value)) found[""][key] = value;
+    if (value === null) continue;
+    if (typeof value !== "object" || Array.isArray(value)) found[""][key] = value;
     else if (key === "functions") for (const [name, f] of Object.entries(value)) found[`functions.${name}`] = known(f);
     else if (Object.keys(known(value)).length) found[key] = known(value);
   }

@@ -1,7 +1,7 @@
 // The few numbers that answer: how far, is it learning, what does it cost.
 import { html } from "app/html.js";
 import { Spark } from "app/parts.js";
-import { dollars, duration, number, percent, validation, whole } from "app/format.js";
+import { dollars, duration, headline, number, percent, validation, whole } from "app/format.js";
 
 function Tile({ title, value, note, children }) {
   return html`<div class="tile"><dt>${title}</dt><dd><strong>${value}</strong>${children}${note && html`<small>${note}</small>`}</dd></div>`;
@@ -14,16 +14,17 @@ export function Tiles({ store, job }) {
   const perStep = median((costs?.wall_s ?? []).map((s, i) => s / costs.counts[i]).slice(-10));
   const left = perStep && job.state === "running" ? perStep * (job.steps - (job.step ?? 0)) : null;
   const held = validation(m);
+  const learns = headline(m);
   const money = spending(cost, job, store.reserved.value);
   const replicas = Object.entries(job.replicas);
   return html`<dl class="tiles">
-    <${Tile} title="Step" value=${`${job.step ?? "–"} / ${job.steps}`} note=${left !== null ? `about ${duration(left)} left` : perStep ? `${duration(perStep)} a step` : ""} />
-    <${Tile} title="Reward" value=${number(m["critic/score/mean"])} note="mean score of the last step"><${Spark} values=${job.trend} /></${Tile}>
+    <${Tile} title="Step" value=${job.steps ? `${job.step ?? "–"} / ${job.steps}` : "evaluation"} note=${left !== null ? `about ${duration(left)} left` : perStep ? `${duration(perStep)} a step` : ""} />
+    <${Tile} title=${learns.title} value=${number(learns.value)} note="mean of the last step"><${Spark} values=${job.trend} /></${Tile}>
     <${Tile} title=${held?.title ?? "Validation"} value=${held ? held.shown : "–"} note=${held ? html`<code>${held.name}</code>` : "none yet"} />
     <${Tile} title=${money.title} value=${money.value} note=${money.note} />
     <${Tile} title="Generation" value=${whole(m["rollout/tokens_per_s"])} note="tokens/s per generate replica" />
     <${Tile} title="Replicas now" value=${job.state === "running" ? replicas.reduce((sum, [, n]) => sum + n, 0) : 0}
-      note=${replicas.filter(([, n]) => n).map(([name, n]) => `${name} ${n}`).join(", ") || (job.state === "running" ? "between stages: all at zero" : "all at zero")} />
+      note=${replicas.filter(([, n]) => n).map(([name, n]) => `${name} ${n}`).join(", ") || (job.state !== "running" ? "all at zero" : job.stages.length ? `starting ${job.stages.join(", ")}` : "between stages: all at zero")} />
   </dl>`;
 }
 

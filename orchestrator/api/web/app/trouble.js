@@ -17,7 +17,7 @@ export function Trouble({ store, job }) {
   }
   if (job.state === "running" && job.step === null) {
     const there = Object.entries(job.replicas).filter(([, n]) => n).map(([name, n]) => `${name} ${n}`).join(", ");
-    return html`<div class="trouble plain" role="status"><h2>Starting</h2><p>${there ? html`Replicas are there: ${there}.` : "The first start imports the libraries and reads the model, some ten seconds; no replica is paid for yet."} Figures come with the first committed step.</p></div>`;
+    return html`<div class="trouble plain" role="status"><h2>Starting</h2><p>${there ? html`Replicas are there: ${there}.` : "The libraries are imported and the model is read; no replica is paid for yet."} Figures come with the first committed step.</p></div>`;
   }
   if (job.sample_failures > 0) {
     return html`<div class="trouble mild" role="status"><p>${plural(job.sample_failures, "sample was", "samples were")} dropped because
