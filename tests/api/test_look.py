@@ -231,7 +231,10 @@ def test_tools_that_failed_most_come_first() -> None:
         return {"role": "tool", "name": name, "content": content}
 
     said = {"role": "assistant", "content": "Error: is what the model wrote itself"}
-    samples = [{"conversation": [said, told("add", "3"), told("multiply", "Error: no number")]}, {"prompt": "2+2"}]
+    samples: list[dict[str, Any]] = [
+        {"conversation": [said, told("add", "3"), told("multiply", "Error: no number")]},
+        {"prompt": "2+2"},
+    ]
     assert tools_of([*samples, {"conversation": [told("add", "4")]}]) == [
         {"tool": "multiply", "calls": 1, "failed": 1},
         {"tool": "add", "calls": 2, "failed": 0},
