@@ -20,11 +20,7 @@ from orchestrator.simulation.lengths import Turns
 from orchestrator.simulation.scenario import Scenario
 from orchestrator.simulation.scenarios import agents
 
-ROWS = {
-    "held": (SERVERFUL, Goal()),
-    "speed": (POLICIES["adaptive"], Goal("speed")),
-    "knee": (POLICIES["adaptive"], Goal()),
-}
+ROWS = {"held": (SERVERFUL, Goal()), "speed": (POLICIES["adaptive"], Goal("speed"))}
 
 
 def bound_s(turns: Turns, scenario: Scenario, step: int) -> float:
@@ -56,8 +52,8 @@ def main() -> None:
     held = sums["held"]
     told = {name: {"time": s[0] / held[0], "gpu_s": s[1] / held[1]} for name, s in sums.items()}
     told["bound"] = {"time": bounds / (given.steps - 1) / held[0]}
-    for name, ratios in told.items():
-        print(f" all {name:>6} " + ", ".join(f"{key} {value:.3f}" for key, value in ratios.items()))
+    for name, ratio in told.items():
+        print(f" all {name:>6} " + ", ".join(f"{key} {value:.3f}" for key, value in ratio.items()))
     print(json.dumps(told))
 
 

@@ -44,7 +44,7 @@ def not_waited_s(directory: RunDirectory) -> float:
     their environment; until the generation's end, for which a server would have held them."""
     rows = read_metrics(directory.path / "metrics.jsonl")
     each = max(1, directory.job.function("generate").gpus)
-    return sum(row.get("rollout/let_go_s", 0.0) for row in rows) * each
+    return each * sum(float(row.get("rollout/let_go_s", 0.0)) for row in rows)
 
 
 def cost_json(books: Books, reserved: Json) -> Json:

@@ -32,9 +32,9 @@ OBJECT_S = 0.004
 
 def thinned(values: Sequence[float]) -> list[float]:
     """Ascending; QUANTILES of them where there are more."""
-    found = np.sort(np.asarray(values, np.float64))
+    found: Array = np.sort(np.asarray(values, np.float64))
     if len(found) > QUANTILES:
-        found = np.quantile(found, np.linspace(0, 1, QUANTILES))
+        found = np.quantile(found, np.linspace(0, 1, QUANTILES)).astype(np.float64)
     return [round(value, 4) for value in found.tolist()]
 
 

@@ -28,7 +28,10 @@ def plan_request(
 
 
 def prompts_of(drawn: PromptSet, job: JobConfig) -> list[Prompt]:
-    return [
-        Prompt(group, row["prompt_id"], tuple(tokens), row["data_source"], environment_of(row, job.environment))
-        for group, tokens, row in zip(drawn.groups, drawn.tokens, drawn.rows, strict=True)
-    ]
+    """Where rows name their environments, lengths are learned for each of them."""
+    found = []
+    for group, tokens, row in zip(drawn.groups, drawn.tokens, drawn.rows, strict=True):
+        environment = environment_of(row, job.environment)
+        source = f"{row['data_source']}/{environment}" if environment else row["data_source"]
+        found.append(Prompt(group, row["prompt_id"], tuple(tokens), source, environment))
+    return found

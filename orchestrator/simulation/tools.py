@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+from dataclasses import replace
 
 from functions.base.samples import Finish
 from functions.base.wire import Call, Event
@@ -31,8 +32,7 @@ async def act(call: Call, model: Work, exchange: MemoryExchange) -> Events:
         tokens = have[k] + (0 if over else turns.observation_tokens)
         finish = Finish(int(batch.finish[k])) if over else Finish.UNFINISHED
         event = samples_event(call, exchange, batch, [k], [tokens], number, finish=finish)
-        if over:
-            event.data.update(turns=[0], tool_calls=[0], tool_errors=[0], failed=[])
-        yield event
+        told = {"turns": [0], "tool_calls": [0], "tool_errors": [0], "failed": []} if over else {}
+        yield replace(event, data={**event.data, **told})
         number += 1
     yield Event("done", data={"samples": len(batch), "tokens": sum(have), "seconds": clock() - begun_s})

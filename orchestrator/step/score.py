@@ -54,6 +54,7 @@ class Scoring:
             context.account(self.name, stage)
 
     async def _one(self, stage: Stage, call: Call, groups: Sequence[int], scores: Scores) -> None:
+        stage.at_least += self.context.job.environment is not None
         done = await last(stage.call(call))
         if self.context.job.environment is not None:
             self.context.tasks.create_task(self._stay(stage))
@@ -65,8 +66,7 @@ class Scoring:
     async def _stay(self, stage: Stage) -> None:
         """The replica of a call that has ended waits for another one as long as it would take to start (slots.py); the
         only one to the end, where training that streams may take its room and would wait for it."""
-        stage.at_least += 1
-        only = self.context.plan.stream_s and stage.at_least + stage.open_calls == 1
+        only = self.context.plan.stream_s and stage.at_least == 1
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if only else start_s(stage)):
                 await stage.ended.wait()
