@@ -27,10 +27,11 @@ import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from orchestrator.api.auth import OWN, read_token
+from orchestrator.base.files import write_atomically
 from orchestrator.job.config import parse_job
 from orchestrator.planner.base import CurvePoint, PlannedStage, StepPlan
 from orchestrator.platforms.base import Replica, Usage
-from orchestrator.run.directory import RunDirectory, write_atomically
+from orchestrator.run.directory import RunDirectory
 from orchestrator.run.events import EventLog
 from orchestrator.run.ledger import Books, Cost, StepCost, together
 from orchestrator.telemetry.now import Now

@@ -88,8 +88,8 @@ def one_rank(root: str, scratch: str, call: Json, answer: Connection) -> None:
 
 def step(root: Path, scratch: Path, call: Call, mesh: str) -> tuple[Version, list[tuple[int, int, int]]]:
     """The version that a gang made, and of each rank what it read and wrote, and its memory."""
-    ranks, _, tp = mesh.partition(":tp")
-    size, parallel = int(ranks), Parallel(tp=int(tp or 1))
+    ranks, *axes = mesh.split(":")
+    size, parallel = int(ranks), Parallel(**{axis[:2]: int(axis[2:]) for axis in axes})
     calls = [call] if size == 1 else rank_calls(call, size, secrets.token_hex(4), parallel)
     started = []
     for rank, own in enumerate(calls):

@@ -22,7 +22,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from functions.algorithms.logprobs import token_logprobs  # noqa: E402
+from functions.algorithms.logprobs import Output, token_logprobs  # noqa: E402
 
 LIMIT = 0.35
 
@@ -45,7 +45,8 @@ def measure(form: str, options: argparse.Namespace) -> dict[str, float]:
     if form == "naive":
         logprobs, entropy = naive(hidden, weight, targets)
     else:
-        logprobs, entropy = token_logprobs(hidden=hidden, weight=weight, targets=targets, chunk_tokens=options.chunk)
+        output = Output(weight=weight)
+        logprobs, entropy = token_logprobs(hidden=hidden, output=output, targets=targets, chunk_tokens=options.chunk)
     torch.autograd.backward(logprobs.mean() + 0.1 * entropy.mean())
     seconds = time.process_time() - start
     assert hidden.grad is not None

@@ -43,7 +43,7 @@ from functions.algorithms.correction import effective_sample_size, rollout_corre
 from functions.algorithms.entropy import entropy_loss  # noqa: E402
 from functions.algorithms.estimate import whiten  # noqa: E402
 from functions.algorithms.kl import adaptive_kl_coef, kl_estimate, kl_loss  # noqa: E402
-from functions.algorithms.logprobs import token_logprobs  # noqa: E402
+from functions.algorithms.logprobs import Output, token_logprobs  # noqa: E402
 from functions.algorithms.metrics import combine_metrics  # noqa: E402
 from functions.algorithms.names import AGGREGATIONS, KL_KINDS  # noqa: E402
 from functions.algorithms.options import STATISTICS  # noqa: E402
@@ -230,7 +230,7 @@ def _correction(batch: Flat) -> dict[str, Tensor]:
     for name, value in metrics.items():
         out[f"verl/correction/{name.removeprefix('rollout_corr/')}"] = value
     out["verl/logprobs"], out["verl/entropy"] = token_logprobs(
-        hidden=batch["logits"], weight=torch.eye(7), targets=batch["targets"], chunk_tokens=5
+        hidden=batch["logits"], output=Output(weight=torch.eye(7)), targets=batch["targets"], chunk_tokens=5
     )
     return out
 

@@ -12,7 +12,7 @@ from functions.algorithms.advantages import ADVANTAGES
 from functions.algorithms.aggregation import Totals
 from functions.algorithms.correction import mean_weight, on_policy, rollout_correction
 from functions.algorithms.entropy import adaptive_entropy_coef, entropy_loss, high_entropy
-from functions.algorithms.logprobs import topk_logprobs
+from functions.algorithms.logprobs import Output, topk_logprobs
 from functions.algorithms.policy_losses import POLICY_LOSSES
 from functions.algorithms.ragged import per_token
 from functions.algorithms.resample import resampling_weights
@@ -95,7 +95,7 @@ def _rest(batch: Any) -> dict[str, Tensor]:
     teacher = torch.log_softmax(batch["teacher_logits"], -1).topk(3)
     for least in (-10.0, -1.5):
         leaf = batch.leaf("logits")
-        student = topk_logprobs(hidden=leaf, weight=torch.eye(7), ids=teacher.indices, chunk_tokens=5)
+        student = topk_logprobs(hidden=leaf, output=Output(weight=torch.eye(7)), ids=teacher.indices, chunk_tokens=5)
         loss, _ = POLICY_LOSSES["forward_kl_topk"](
             topk_logprobs=student, teacher_logprobs=teacher.values, least_logprob=least, **batch.where("token-mean")
         )

@@ -35,6 +35,7 @@ from bench.papers.fused_training import Trained, train
 from bench.papers.mapping import fixed_mapping, map_models
 from bench.papers.mapping_costs import HYBRIDFLOW, RLHFUSE, Batch, Role
 from bench.papers.schedules import greedy
+from bench.papers.tail_batching import NAME, Rounds, tail_batching
 from functions.train.schedules import Pipelines, search
 from orchestrator.planner.devices import device, shape
 from orchestrator.planner.policies import ADAPTIVE, Policy
@@ -45,7 +46,6 @@ from orchestrator.simulation.functions import Work
 from orchestrator.simulation.job import Outcome, simulate
 from orchestrator.simulation.lengths import Lognormal
 from orchestrator.simulation.scenario import Scenario
-from orchestrator.simulation.tail_batching import NAME, Rounds, tail_batching
 
 Array = npt.NDArray[np.float64]
 

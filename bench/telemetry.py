@@ -131,14 +131,11 @@ def replica_call_s() -> float:
     from functions.base.logs import About, LineHandler
     from functions.base.wire import Call, Event
     from functions.server.attempt import Attempt
-    from functions.server.metrics import ReplicaMetrics
-    from functions.server.settings import Settings
 
     about = About({"job": "j", "function": "generate", "replica": "generate-0"})
     log = logging.getLogger("bench")
     log.propagate, log.handlers = False, [LineHandler(io.StringIO(), about)]
     log.setLevel(logging.INFO)
-    metrics = ReplicaMetrics(Settings("generate", "e", "j", "generate-0"))
     trace = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
     begun_s = time.thread_time()
     for number in range(CALLS):
@@ -150,7 +147,6 @@ def replica_call_s() -> float:
                 attempt.meter.moved(bytes_in=1, bytes_out=1)
         Event("progress", data={"meter": attempt.meter.to_json()}).to_line()
         log.info("%s ends: %s after %.3f s", "generate", "done", 1.0)
-        metrics.ended(attempt, "done", 1.0)
     return (time.thread_time() - begun_s) / CALLS
 
 

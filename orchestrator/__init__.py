@@ -3,8 +3,6 @@
 `from orchestrator import run` runs a job from Python (session/python.py).
 """
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 from typing import Any

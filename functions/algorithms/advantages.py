@@ -16,8 +16,6 @@ Scores are [S]; token rewards, values, advantages and returns are [N]. Equal to 
 scores, whose advantage is exactly 0 here (verl: the raw score, and rounding noise over epsilon).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Literal
 

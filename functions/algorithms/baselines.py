@@ -11,8 +11,6 @@ Equal to the functions of these names in verl 0.9.1 `verl/trainer/ppo/core_algos
 (verl: its raw score; grpo_passk refuses it), and so has a group of equal scores where the scores are compared.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

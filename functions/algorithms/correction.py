@@ -10,8 +10,6 @@ Weights carry no gradient. Equal to verl `verl/trainer/ppo/rollout_corr_helper.p
 (`compute_rollout_correction_weights`, `compute_rollout_rejection_mask`, `compute_offpolicy_metrics`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Literal, NamedTuple

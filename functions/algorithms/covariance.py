@@ -6,8 +6,6 @@ is split. verl `core_algos.py:compute_policy_loss_clip_cov` and `compute_policy_
 by its current weights: the same where a step is one micro-batch.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

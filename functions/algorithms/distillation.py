@@ -1,7 +1,5 @@
 """Distillation from a teacher's most probable tokens."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The entropy bonus, a controller of its coefficient, and the tokens of high entropy."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from functions.algorithms.aggregation import Totals, aggregate

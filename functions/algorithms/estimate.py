@@ -1,7 +1,5 @@
 """What every advantage estimator returns, and what several of them share."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -10,8 +10,6 @@ chosen, the second rejected. Equal to a step of TRL 1.16 `trl/trainer/sft_traine
 (loss sigmoid) and `trl/trainer/reward_trainer.py`.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Statistics over the sequences that answer the same prompt. Whole batch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

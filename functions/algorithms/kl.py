@@ -9,8 +9,6 @@ With d = log pi(y_t) - log pi_ref(y_t), y_t ~ pi (Schulman 2020, http://joschu.n
 Equal to verl `verl/trainer/ppo/core_algos.py:kl_penalty` and `kl_penalty_forward`.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@
 As PKU-Alignment/safe-rlhf `safe_rlhf/algorithms/ppo_lag/trainer.py:PPOLagTrainer`.
 """
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

@@ -9,8 +9,8 @@ a few [chunk_tokens, V] float32 buffers, instead of several [N, V]. The idea is 
 (arXiv:2411.09009) at the granularity of tokens; values and gradients equal the naive form.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,30 +22,42 @@ from functions.algorithms.penalties import NO_PENALTIES, History, Penalties, pen
 from functions.algorithms.truncation import WHOLE, Truncation, truncated
 
 
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """How states become logits: softcap(hidden @ weight.T + bias) / temperature."""
+
+    weight: Tensor
+    """[V, H], the output embedding, full (gather a sharded one first)."""
+    bias: Tensor | None = None
+    """[V]"""
+    softcap: float | None = None
+    """Final logit soft-capping of Gemma-like models (Gemma 2, arXiv:2408.00118, section 2), before the temperature."""
+    temperature: float = 1.0
+    """That of sampling, so that a ratio is against the distribution that was sampled from."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature: must be above 0, got {self.temperature}")
+        if self.softcap is not None and not self.softcap > 0:
+            raise ValueError(f"softcap: must be above 0 (or None), got {self.softcap}")
+
+    def chunks(self, hidden: Tensor, chunk_tokens: int) -> Iterator[tuple[slice, Tensor]]:
+        """Rows of `hidden` [N, H], and their logits float32 [rows, V], which may be written to."""
+        weight = self.weight.to(hidden.dtype)
+        for start in range(0, hidden.shape[0], chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            yield rows, _logits(hidden[rows], weight, self.bias, self.softcap).div_(self.temperature)
+
+
 def token_logprobs(
-    *,
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    bias: Tensor | None = None,
-    temperature: float = 1.0,
-    softcap: float | None = None,
-    chunk_tokens: int = 256,
+    *, hidden: Tensor, output: Output, targets: Tensor, chunk_tokens: int = 256
 ) -> tuple[Tensor, Tensor]:
     """(logprobs [N], entropy [N]) float32 of `targets` int64 [N], both differentiable.
 
-    hidden [N, H]   the state that predicts targets[i] (after the final norm)
-    weight [V, H]   the output embedding, full (gather a sharded one first); bias [V]
-    temperature     the sampling temperature, so that the ratio is against the distribution that was sampled from
-    softcap         final logit soft-capping of Gemma-like models (Gemma 2, arXiv:2408.00118, section 2), before
-                    the temperature
-    The matrix products run in the dtype of `hidden`, everything after them in float32. The gradient of the entropy
-    costs nothing where the entropy is not part of the loss.
+    `hidden` [N, H] are the states that predict them (after the final norm). The matrix products run in their dtype,
+    everything after in float32. The gradient of the entropy costs nothing where the entropy is not part of the loss.
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature: must be above 0, got {temperature}")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap: must be above 0 (or None), got {softcap}")
+    weight = output.weight
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens: must be at least 1, got {chunk_tokens}")
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
@@ -57,25 +69,16 @@ def token_logprobs(
         token = int(outside.nonzero()[0, 0])
         raise ValueError(f"targets: {int(targets[token])} at token {token} is not in [0, {weight.shape[0]})")
     logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight.to(hidden.dtype), bias, targets, temperature, softcap, chunk_tokens
+        hidden, weight.to(hidden.dtype), output.bias, targets, output.temperature, output.softcap, chunk_tokens
     )
     return logprobs, entropy
 
 
 @torch.no_grad()
 def kept_mass(
-    *,
-    hidden: Tensor,
-    weight: Tensor,
-    truncation: Truncation,
-    bias: Tensor | None = None,
-    temperature: float = 1.0,
-    softcap: float | None = None,
-    chunk_tokens: int = 256,
-    targets: Tensor | None = None,
-    penalties: Penalties = NO_PENALTIES,
-    history: History | None = None,
-) -> Tensor:
+    *, hidden: Tensor, output: Output, truncation: Truncation, targets: Tensor | None = None,
+    penalties: Penalties = NO_PENALTIES, history: History | None = None, chunk_tokens: int = 256,
+) -> Tensor:  # fmt: skip
     """ln of the probability that min-p, top-k and top-p leave, [N] float32: 0 where they leave all. As
     `token_logprobs`. With `penalties` (of `history`, [N] rows) the `targets`' change of logit is in it.
 
@@ -85,78 +88,45 @@ def kept_mass(
     mass = hidden.new_zeros(hidden.shape[0], dtype=torch.float32)
     if truncation == WHOLE and penalties == NO_PENALTIES:
         return mass
-    weight = weight.to(hidden.dtype)
-    for start in range(0, hidden.shape[0], chunk_tokens):
-        part = slice(start, start + chunk_tokens)
-        logits = _logits(hidden[part], weight, bias, softcap).div_(temperature)
-        changed = logits
+    for rows, logits in output.chunks(hidden, chunk_tokens):
+        changed, start = logits, rows.start
         if penalties != NO_PENALTIES and history is not None and targets is not None:
             changed = penalized(logits, penalties, lambda row, start=start: history(start + row))  # type: ignore[misc]
-            own = targets[part, None]
-            mass[part] = (logits.gather(1, own) - changed.gather(1, own).clamp(min=-1e4))[:, 0]
-        mass[part] += truncated(changed, truncation).logsumexp(-1) - logits.logsumexp(-1)
+            own = targets[rows, None]
+            mass[rows] = (logits.gather(1, own) - changed.gather(1, own).clamp(min=-1e4))[:, 0]
+        mass[rows] += truncated(changed, truncation).logsumexp(-1) - logits.logsumexp(-1)
     return mass
 
 
 @torch.no_grad()
-def squared_mass(
-    *,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    temperature: float = 1.0,
-    softcap: float | None = None,
-    chunk_tokens: int = 256,
-) -> Tensor:
+def squared_mass(*, hidden: Tensor, output: Output, chunk_tokens: int = 256) -> Tensor:
     """sum_v p(v)^2 of each token's distribution, [N] float32 (optimal_token_baseline). As `token_logprobs`."""
     mass = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
-    weight = weight.to(hidden.dtype)
-    for start in range(0, hidden.shape[0], chunk_tokens):
-        part = slice(start, start + chunk_tokens)
-        logits = _logits(hidden[part], weight, bias, softcap).div_(temperature)
-        mass[part] = torch.exp((2.0 * logits).logsumexp(-1) - 2.0 * logits.logsumexp(-1))
+    for rows, logits in output.chunks(hidden, chunk_tokens):
+        mass[rows] = torch.exp((2.0 * logits).logsumexp(-1) - 2.0 * logits.logsumexp(-1))
     return mass
 
 
-def topk_logprobs(
-    *,
-    hidden: Tensor,
-    weight: Tensor,
-    ids: Tensor,
-    bias: Tensor | None = None,
-    temperature: float = 1.0,
-    softcap: float | None = None,
-    chunk_tokens: int = 256,
-) -> Tensor:
+def topk_logprobs(*, hidden: Tensor, output: Output, ids: Tensor, chunk_tokens: int = 256) -> Tensor:
     """ln p of the tokens `ids` int64 [N, K], [N, K] float32, differentiable. As `token_logprobs`: a chunk's logits are
     computed again in backward."""
-    weight = weight.to(hidden.dtype)
+    weight, bias, softcap = output.weight.to(hidden.dtype), output.bias, output.softcap
 
     def of_chunk(states: Tensor, tokens: Tensor) -> Tensor:
         logits = (states @ weight.T).float() + (0.0 if bias is None else bias.float())
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
-        return torch.log_softmax(logits / temperature, -1).gather(-1, tokens)
+        return torch.log_softmax(logits / output.temperature, -1).gather(-1, tokens)
 
     chunks = [slice(start, start + chunk_tokens) for start in range(0, hidden.shape[0], chunk_tokens)]
     return torch.cat([checkpoint(of_chunk, hidden[rows], ids[rows], use_reentrant=False) for rows in chunks])
 
 
 @torch.no_grad()
-def topk_of(
-    *,
-    hidden: Tensor,
-    weight: Tensor,
-    count: int,
-    bias: Tensor | None = None,
-    temperature: float = 1.0,
-    softcap: float | None = None,
-    chunk_tokens: int = 256,
-) -> tuple[Tensor, Tensor]:
+def topk_of(*, hidden: Tensor, output: Output, count: int, chunk_tokens: int = 256) -> tuple[Tensor, Tensor]:
     """(ln p [N, K] float32, ids int64 [N, K]) of the `count` most probable tokens: a teacher's side of distillation."""
-    weight, found = weight.to(hidden.dtype), list[tuple[Tensor, Tensor]]()
-    for start in range(0, hidden.shape[0], chunk_tokens):
-        logits = _logits(hidden[start : start + chunk_tokens], weight, bias, softcap).div_(temperature)
+    found = list[tuple[Tensor, Tensor]]()
+    for _, logits in output.chunks(hidden, chunk_tokens):
         top = logits.topk(min(count, logits.shape[-1]), -1)
         found.append((top.values - logits.logsumexp(-1, keepdim=True), top.indices))
     return torch.cat([values for values, _ in found]), torch.cat([ids for _, ids in found])

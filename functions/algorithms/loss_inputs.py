@@ -1,27 +1,35 @@
 """What all policy losses have in common: their checked inputs, and how a loss per token becomes loss and metrics."""
 
-from __future__ import annotations
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from functions.algorithms.aggregation import Totals, aggregate, token_mean
 from functions.algorithms.metrics import Metrics
+from functions.algorithms.names import FIXED_AGGREGATION
 from functions.algorithms.ragged import checked
 
 LOG_RATIO_BOUND = 20.0
+PolicyLoss = Callable[..., tuple[Tensor, Metrics]]
 
 
 class Inputs:
-    """The checked inputs that all losses share (zeros under the mask), and the end that all share."""
+    """What all losses read, checked; zeros under the mask. Per token [N]; `weights` None: all ones."""
 
     def __init__(
-        self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, segment: Tensor, mask: Tensor
-    ) -> None:
+        self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, segment: Tensor, mask: Tensor,
+        weights: Tensor | None,
+    ) -> None:  # fmt: skip
         self.segment, self.mask = segment, mask
         self.logprobs = checked("logprobs", logprobs, segment, mask)
+        self.old_logprobs = checked("old_logprobs", old_logprobs.detach(), segment, mask)
         self.advantages = checked("advantages", advantages.detach(), segment, mask)
-        self.log_ratio = self.logprobs - checked("old_logprobs", old_logprobs.detach(), segment, mask)
+        self.weights = None if weights is None else checked("weights", weights.detach(), segment, mask)
+        self.log_ratio = self.logprobs - self.old_logprobs
 
     @property
     def bounded(self) -> Tensor:
@@ -33,32 +41,51 @@ class Inputs:
         """exp(bounded). [N]"""
         return torch.exp(self.bounded)
 
-    def finish(
-        self,
-        losses: Tensor,
-        weights: Tensor | None,
-        totals: Totals,
-        aggregation: str,
-        clipped: Tensor | None = None,
-        lower: Tensor | None = None,
-        overflow: Tensor | None = None,
-        bound: float = LOG_RATIO_BOUND,
-    ) -> tuple[Tensor, Metrics]:
-        """Weigh, aggregate and count; `bound` is that of the log-ratios in actor/ppo_kl."""
-        none = torch.zeros_like(losses, dtype=torch.bool)
-        if weights is not None:
-            losses = losses * checked("weights", weights.detach(), self.segment, self.mask)
-        if overflow is None:
-            overflow = self.log_ratio.abs() > LOG_RATIO_BOUND
-        loss = aggregate(losses=losses, mask=self.mask, segment=self.segment, totals=totals, aggregation=aggregation)
+
+class PerToken(NamedTuple):
+    """What a loss says of each token [N]."""
+
+    losses: Tensor
+    clipped: Tensor | None = None
+    """bool: counted in actor/pg_clipfrac,"""
+    lower: Tensor | None = None
+    """in actor/pg_clipfrac_lower,"""
+    overflow: Tensor | None = None
+    """and in actor/ratio_overflow; None: where the log-ratio is beyond LOG_RATIO_BOUND."""
+    bound: float = LOG_RATIO_BOUND
+    """Of the log-ratios in actor/ppo_kl."""
+    weighed: bool = False
+    """`weights` are in the losses already."""
+
+
+def policy_loss(of: Callable[..., PerToken]) -> PolicyLoss:
+    """`of(inputs, **options)` as a loss that takes by keyword what all do (logprobs, old_logprobs, advantages [N],
+    segment, mask, totals, aggregation, weights) and the options: weighed, aggregated and counted."""
+
+    @wraps(of)
+    def loss(
+        *, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, segment: Tensor, mask: Tensor, totals: Totals,
+        aggregation: str, weights: Tensor | None = None, **options: object,
+    ) -> tuple[Tensor, Metrics]:  # fmt: skip
+        inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask, weights)
+        found = of(inputs, **options)
+        losses = found.losses if inputs.weights is None or found.weighed else found.losses * inputs.weights
+        mode = FIXED_AGGREGATION.get(of.__name__, aggregation)
+        total = aggregate(losses=losses, mask=mask, segment=segment, totals=totals, aggregation=mode)
+        overflow = inputs.log_ratio.abs() > LOG_RATIO_BOUND if found.overflow is None else found.overflow
 
         def fraction(flag: Tensor | None) -> Tensor:
-            return token_mean((none if flag is None else flag).to(torch.float32), self.mask, totals)
+            return token_mean(torch.zeros_like(losses) if flag is None else flag.to(torch.float32), mask, totals)
 
-        return loss, {
-            "actor/pg_loss": loss.detach(),
-            "actor/pg_clipfrac": fraction(clipped),
-            "actor/pg_clipfrac_lower": fraction(lower),
-            "actor/ppo_kl": token_mean(-self.log_ratio.clamp(-bound, bound), self.mask, totals),
+        return total, {
+            "actor/pg_loss": total.detach(),
+            "actor/pg_clipfrac": fraction(found.clipped),
+            "actor/pg_clipfrac_lower": fraction(found.lower),
+            "actor/ppo_kl": token_mean(-inputs.log_ratio.clamp(-found.bound, found.bound), mask, totals),
             "actor/ratio_overflow": fraction(overflow),
         }
+
+    shared = [p for p in inspect.signature(loss, follow_wrapped=False).parameters.values() if p.name != "options"]
+    _, *own = inspect.signature(of).parameters.values()
+    loss.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]  # what call_with looks at
+    return loss

@@ -1,7 +1,5 @@
 """What the options of estimators, losses and rejection may be. No torch: the orchestrator checks a job with them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -6,8 +6,6 @@ Keskar et al., arXiv:1909.05858, section 4.1, as vLLM and transformers have it; 
 nothing about either. Engines and the trainer call the same function, so that both mean the same distribution.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

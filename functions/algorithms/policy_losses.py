@@ -15,37 +15,23 @@ Metrics, each a share of the whole batch's token mean (they add over parts):
     actor/ratio_overflow
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
 from functions.algorithms import distillation, names, sequence_losses, token_losses
-from functions.algorithms.aggregation import Totals, trained_lengths
-from functions.algorithms.loss_inputs import Inputs
-from functions.algorithms.metrics import Metrics
+from functions.algorithms.aggregation import trained_lengths
+from functions.algorithms.loss_inputs import Inputs, PerToken, PolicyLoss, policy_loss
 from functions.algorithms.ragged import run_sums, runs
 
 GSPO_LOG_RATIO_BOUND = 10.0
 
 
+@policy_loss
 def vanilla(
-    *,
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    segment: Tensor,
-    mask: Tensor,
-    totals: Totals,
-    aggregation: str,
-    weights: Tensor | None = None,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = 3.0,
-) -> tuple[Tensor, Metrics]:
+    inputs: Inputs, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = 3.0
+) -> PerToken:
     """PPO's clipped surrogate (arXiv:1707.06347, eq. 7).
 
     clip_high above clip_low is DAPO's clip-higher (arXiv:2503.14476, section 3.1). `dual_clip` c > 1 bounds the loss
@@ -53,7 +39,6 @@ def vanilla(
     """
     if dual_clip is not None and dual_clip <= 1.0:
         raise ValueError(f"dual_clip: must be above 1 (or None to turn it off), got {dual_clip}")
-    inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask)
     ratio = inputs.ratio
     unclipped = -inputs.advantages * ratio
     clipped = -inputs.advantages * torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
@@ -63,88 +48,47 @@ def vanilla(
         bound = -inputs.advantages * dual_clip
         lower = (losses > bound) & (inputs.advantages < 0)
         losses = torch.where(inputs.advantages < 0, torch.minimum(bound, losses), losses)
-    return inputs.finish(losses, weights, totals, aggregation, clipped=clipped > unclipped, lower=lower)
+    return PerToken(losses, clipped=clipped > unclipped, lower=lower)
 
 
-def gspo(
-    *,
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    segment: Tensor,
-    mask: Tensor,
-    totals: Totals,
-    aggregation: str,
-    weights: Tensor | None = None,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
-) -> tuple[Tensor, Metrics]:
+@policy_loss
+def gspo(inputs: Inputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> PerToken:
     """Group sequence policy optimisation, the token form (arXiv:2507.18071, section 4.3; clip range: section 5.1).
 
     The sequence ratio is the geometric mean over the trained tokens. Always aggregated as seq-mean-token-mean, whatever
     `aggregation` says. verl `core_algos.py:compute_policy_loss_gspo`.
     """
-    inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask)
-    found = runs(segment)
-    sequence_log_ratio = run_sums(inputs.log_ratio, found) / trained_lengths(mask, found).clamp(min=1.0)
+    found = runs(inputs.segment)
+    sequence_log_ratio = run_sums(inputs.log_ratio, found) / trained_lengths(inputs.mask, found).clamp(min=1.0)
     log_ratio = inputs.logprobs - inputs.logprobs.detach() + sequence_log_ratio[found.position]
     ratio = torch.exp(log_ratio.clamp(max=GSPO_LOG_RATIO_BOUND))
     unclipped = -inputs.advantages * ratio
     clipped = -inputs.advantages * torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
-    losses = torch.maximum(unclipped, clipped)
-    overflow = log_ratio > GSPO_LOG_RATIO_BOUND
-    return inputs.finish(
-        losses, weights, totals, names.FIXED_AGGREGATION["gspo"], clipped=clipped > unclipped, overflow=overflow,
-        bound=math.inf,
-    )  # fmt: skip
+    losses, overflow = torch.maximum(unclipped, clipped), log_ratio > GSPO_LOG_RATIO_BOUND
+    return PerToken(losses, clipped=clipped > unclipped, overflow=overflow, bound=math.inf)
 
 
-def cispo(
-    *,
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    segment: Tensor,
-    mask: Tensor,
-    totals: Totals,
-    aggregation: str,
-    weights: Tensor | None = None,
-    clip_low: float = 1.0,
-    clip_high: float = 4.0,
-) -> tuple[Tensor, Metrics]:
+@policy_loss
+def cispo(inputs: Inputs, *, clip_low: float = 1.0, clip_high: float = 4.0) -> PerToken:
     """Clipped importance weights, no token loses its gradient (MiniMax-M1, arXiv:2506.13585, eq. 4-5).
 
     The defaults have no lower bound and cap the ratio at 5 (ScaleRL, arXiv:2510.13786; TRL's epsilon_high counts from
     0: its 5.0 is clip_high 4.0). verl `core_algos.py:compute_policy_loss_cispo`.
     """
-    inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask)
     ratio = inputs.ratio.detach()
     capped = torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
-    losses = -capped * inputs.advantages * inputs.logprobs
-    return inputs.finish(losses, weights, totals, aggregation, clipped=ratio != capped)
+    return PerToken(-capped * inputs.advantages * inputs.logprobs, clipped=ratio != capped)
 
 
-def importance_sampling(
-    *,
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    segment: Tensor,
-    mask: Tensor,
-    totals: Totals,
-    aggregation: str,
-    weights: Tensor | None = None,
-) -> tuple[Tensor, Metrics]:
+@policy_loss
+def importance_sampling(inputs: Inputs) -> PerToken:
     """-A r, no clip: REINFORCE when pi_old is pi, and the loss of on-policy distillation.
 
     With `advantages.distillation` its gradient is that of the reverse KL to the teacher, per token
     (Thinking Machines, On-Policy Distillation, 2025; GKD, arXiv:2306.13649).
     """
-    inputs = Inputs(logprobs, old_logprobs, advantages, segment, mask)
-    ratio = inputs.ratio
-    return inputs.finish(-inputs.advantages * ratio, weights, totals, aggregation)
+    return PerToken(-inputs.advantages * inputs.ratio)
 
 
-PolicyLoss = Callable[..., tuple[Tensor, Metrics]]
 _ALL = vars(token_losses) | vars(sequence_losses) | vars(distillation) | globals()
 POLICY_LOSSES: Mapping[str, PolicyLoss] = {name: _ALL[name] for name in names.POLICY_LOSSES}

@@ -5,8 +5,6 @@ are adjacent (a *run*). The numbers need not start at 0 nor ascend: a micro-batc
 Sums go through `torch.segment_reduce` in float64: no atomics, so the same on every run and every split.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

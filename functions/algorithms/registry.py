@@ -1,7 +1,5 @@
 """Call a function chosen by name with what it asks for: how a recipe names an estimator or a loss."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TypeVar

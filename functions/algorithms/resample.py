@@ -1,7 +1,5 @@
 """PF-PPO: samples are drawn again by their scores, so that the step hears more of those that say much."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

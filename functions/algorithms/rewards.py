@@ -1,7 +1,5 @@
 """From a score per sequence to what the advantages are computed from. Whole batch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

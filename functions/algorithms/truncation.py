@@ -6,8 +6,6 @@ The engine samples from p_truncated and reports its log-probabilities; the train
 comparable is the mass of K (functions/algorithms/logprobs.py: kept_mass).
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

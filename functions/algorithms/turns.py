@@ -1,7 +1,5 @@
 """Turns of episodes: runs of tokens that the policy chose, between those that an environment gave."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

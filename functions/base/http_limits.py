@@ -5,14 +5,16 @@ HEADERS_S; its body within BODY_S, and longer only at RATE or faster, as in Apac
 size, and of connections that wait for a request, or for the rest of one, the oldest goes when there are too many: who
 asks quickly is always answered, however many do not.
 
-    uvicorn.Config(app, http=limited(), backlog=backlog(), ...)
+    limited_server(app, host=..., port=...).run()
 """
 
 from __future__ import annotations
 
 import asyncio
 import resource
+from typing import Any
 
+import uvicorn
 from starlette.requests import Request
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -40,6 +42,12 @@ async def bounded_body(request: Request, limit: int) -> bytes:
         if len(body) > limit:
             raise TooLarge
     return bytes(body)
+
+
+def limited_server(app: Any, **more: Any) -> uvicorn.Server:
+    """Of an ASGI application, under these limits; `more` of uvicorn.Config."""
+    given = {"http": limited(), "backlog": backlog(), "ws": "none", "log_config": None, "access_log": False, **more}
+    return uvicorn.Server(uvicorn.Config(app, **given))
 
 
 def backlog() -> int:

@@ -1,7 +1,5 @@
 """Names that both sides of a call choose by."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 Engine = Literal["auto", "torch", "transformers", "vllm"]

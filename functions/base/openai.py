@@ -1,7 +1,5 @@
 """OpenAI's chat messages, as templates take them and as a model's text becomes one."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """What a data set's row says: fields by the names that verl, TRL and others have for them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

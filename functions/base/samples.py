@@ -31,6 +31,8 @@ from functions.base.wire import WireError
 
 Int = npt.NDArray[np.int32]
 Float = npt.NDArray[np.float32]
+OF_SAMPLE, OF_TOKEN = ("prompt", "group", "index", "finish", "version"), ("logprobs", "mask")
+"""Columns of SampleBatch: a value a sample, and a value a response token."""
 
 
 class Finish(enum.IntEnum):
@@ -109,10 +111,10 @@ class SampleBatch:
 
     def __post_init__(self) -> None:
         samples, tokens = len(self.responses), int(self.responses.lengths.sum())
-        for name in ("prompt", "group", "index", "finish", "version"):
+        for name in OF_SAMPLE:
             if len(getattr(self, name)) != samples:
                 raise WireError(f"SampleBatch.{name} has {len(getattr(self, name))} rows, responses have {samples}")
-        for name in ("logprobs", "mask"):
+        for name in OF_TOKEN:
             if len(getattr(self, name)) != tokens:
                 raise WireError(f"SampleBatch.{name} has {len(getattr(self, name))} values for {tokens} tokens")
         if len(self.responses.flat) != tokens or len(self.prompts.flat) != int(self.prompts.lengths.sum()):
@@ -152,17 +154,11 @@ class SampleBatch:
         at = np.asarray(index, dtype=np.int64)
         used, prompt = np.unique(self.prompt[at], return_inverse=True)
         places = self.responses.places(at)
-        return SampleBatch(
-            prompts=self.prompts.select(used.astype(np.int64)),
-            prompt=prompt.astype(np.int32).reshape(-1),
-            group=self.group[at],
-            index=self.index[at],
-            responses=Ragged(self.responses.flat[places], self.responses.lengths[at]),
-            logprobs=self.logprobs[places],
-            mask=self.mask[places],
-            finish=self.finish[at],
-            version=self.version[at],
-        )
+        columns = {name: getattr(self, name)[at] for name in OF_SAMPLE}
+        columns |= {name: getattr(self, name)[places] for name in OF_TOKEN}
+        columns["prompt"] = prompt.astype(np.int32).reshape(-1)
+        responses = Ragged(self.responses.flat[places], self.responses.lengths[at])
+        return SampleBatch(prompts=self.prompts.select(used.astype(np.int64)), responses=responses, **columns)
 
     @classmethod
     def concat(cls, batches: Sequence[SampleBatch]) -> SampleBatch:
@@ -181,23 +177,10 @@ class SampleBatch:
                     rows.append(own[row])
                 prompt.append(seen[identity])
 
-        def join(name: str) -> npt.NDArray[Any]:
-            return np.concatenate([getattr(batch, name) for batch in batches])
-
-        return cls(
-            prompts=Ragged.from_rows(rows, np.int32),
-            prompt=np.array(prompt, dtype=np.int32),
-            group=join("group"),
-            index=join("index"),
-            responses=Ragged(
-                np.concatenate([b.responses.flat for b in batches]),
-                np.concatenate([b.responses.lengths for b in batches]),
-            ),
-            logprobs=join("logprobs"),
-            mask=join("mask"),
-            finish=join("finish"),
-            version=join("version"),
-        )
+        columns = {name: np.concatenate([getattr(b, name) for b in batches]) for name in (*OF_SAMPLE, *OF_TOKEN)}
+        columns["prompt"] = np.array(prompt, dtype=np.int32)
+        flat, lengths = (np.concatenate([getattr(b.responses, name) for b in batches]) for name in ("flat", "lengths"))
+        return cls(prompts=Ragged.from_rows(rows, np.int32), responses=Ragged(flat, lengths), **columns)
 
     @property
     def turns(self) -> Ragged:
@@ -217,38 +200,18 @@ class SampleBatch:
         return self.select(np.lexsort((self.index, self.group)))
 
     def encode(self) -> bytes:
-        return safetensors_save(
-            {
-                "prompt_tokens": self.prompts.flat.astype(np.int32, copy=False),
-                "prompt_lengths": self.prompts.lengths,
-                "prompt": self.prompt,
-                "group": self.group,
-                "index": self.index,
-                "response_tokens": self.responses.flat.astype(np.int32, copy=False),
-                "response_lengths": self.responses.lengths,
-                "logprobs": self.logprobs,
-                "mask": self.mask,
-                "finish": self.finish,
-                "version": self.version,
-            }
-        )
+        tensors: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in (*OF_SAMPLE, *OF_TOKEN)}
+        for name, rows in (("prompt", self.prompts), ("response", self.responses)):
+            tensors |= {f"{name}_tokens": rows.flat.astype(np.int32, copy=False), f"{name}_lengths": rows.lengths}
+        return safetensors_save(tensors)
 
     @classmethod
     def decode(cls, data: bytes) -> SampleBatch:
         """Raises WireError for bytes that are no encoded SampleBatch."""
         try:
             t = safetensors_load(data)
-            return cls(
-                prompts=Ragged(t["prompt_tokens"], t["prompt_lengths"]),
-                prompt=t["prompt"],
-                group=t["group"],
-                index=t["index"],
-                responses=Ragged(t["response_tokens"], t["response_lengths"]),
-                logprobs=t["logprobs"],
-                mask=t["mask"],
-                finish=t["finish"],
-                version=t["version"],
-            )
+            prompts, responses = (Ragged(t[f"{name}_tokens"], t[f"{name}_lengths"]) for name in ("prompt", "response"))
+            return cls(prompts=prompts, responses=responses, **{name: t[name] for name in (*OF_SAMPLE, *OF_TOKEN)})
         except (SafetensorError, KeyError) as error:
             raise WireError(f"not an encoded SampleBatch: {error}") from error
 

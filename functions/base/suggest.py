@@ -1,7 +1,5 @@
 """A name that is not known, and the one that was probably meant."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

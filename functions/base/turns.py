@@ -10,8 +10,6 @@ TRL, `_get_tool_suffix_ids` of trl/trainer/grpo_trainer.py). That is right for t
 whatever comes after it; others are refused.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

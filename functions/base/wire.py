@@ -6,13 +6,10 @@ tensors      --- SampleBatch, Columns (samples.py: safetensors bytes in the exch
 
 """
 
-from __future__ import annotations
-
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 Json = dict[str, Any]
 
@@ -21,8 +18,40 @@ class WireError(ValueError):
     """Bytes or JSON from another process that do not have the form this module describes."""
 
 
+class Wire:
+    """What a dataclass that crosses processes has: its JSON form, checked on the way back."""
+
+    def to_json(self) -> Json:
+        value: Json = _adapter(type(self)).dump_python(self)
+        return value
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Raises WireError, in one line that names the first wrong key."""
+        from pydantic import ValidationError  # who only names a type need not wait for it
+
+        try:
+            made: Self = _adapter(cls).validate_python(value)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            where = "".join(f"{part}: " for part in wrong["loc"])
+            raise WireError(f"not a {cls.__name__}: {where}{wrong['msg']}, got {wrong['input']!r:.80}") from error
+        return made
+
+
+_ADAPTERS: dict[type, Any] = {}
+
+
+def _adapter(kind: type) -> Any:
+    if kind not in _ADAPTERS:
+        from pydantic import TypeAdapter
+
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
+
+
 @dataclass(frozen=True)
-class Ref:
+class Ref(Wire):
     """Where a value lies in the exchange, and what it must be: readers refuse any other size or checksum."""
 
     key: str
@@ -30,19 +59,9 @@ class Ref:
     checksum: str
     """xxh3-128 of the content, in hexadecimal."""
 
-    def to_json(self) -> Json:
-        return {"key": self.key, "size_bytes": self.size_bytes, "checksum": self.checksum}
-
-    @classmethod
-    def from_json(cls, value: Any) -> Ref:
-        try:
-            return cls(str(value["key"]), int(value["size_bytes"]), str(value["checksum"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise WireError(f"not a Ref: {value!r} (wants key, size_bytes, checksum)") from error
-
 
 @dataclass(frozen=True)
-class Version:
+class Version(Wire):
     """An immutable version of a model's weights: `weights/<model>/v000012.<call>/manifest.json` in the exchange.
 
     `number` counts optimizer steps (0 is the model the job started from). `call` is the id of the train call that
@@ -59,19 +78,9 @@ class Version:
         """Key prefix in the exchange, ending in a slash."""
         return f"weights/{self.model}/v{self.number:06d}.{self.call}/"
 
-    def to_json(self) -> Json:
-        return {"model": self.model, "number": self.number, "call": self.call}
-
-    @classmethod
-    def from_json(cls, value: Any) -> Version:
-        try:
-            return cls(str(value["model"]), int(value["number"]), str(value["call"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise WireError(f"not a Version: {value!r} (wants model, number, call)") from error
-
 
 @dataclass(frozen=True)
-class Call:
+class Call(Wire):
     """One request to a function. A repeated call (same id) returns the same result and never trains twice.
 
     `inputs` names refs by role, e.g. {"samples": [Ref, Ref], "scores": [Ref, Ref]}.
@@ -91,43 +100,7 @@ class Call:
     trace: Mapping[str, str] = field(default_factory=dict)
     profile: bool = False
     """Under torch.profiler (functions/server/profile.py)."""
-
-    def to_json(self) -> Json:
-        value = {
-            "id": self.id,
-            "operation": self.operation,
-            "inputs": {role: [ref.to_json() for ref in refs] for role, refs in self.inputs.items()},
-            "weights": {role: version.to_json() for role, version in self.weights.items()},
-            "params": dict(self.params),
-            "step": self.step,
-            "epoch": self.epoch,
-            "deadline_s": self.deadline_s,
-            "trace": dict(self.trace),
-        }
-        return value | {"profile": True} if self.profile else value
-
-    @classmethod
-    def from_json(cls, value: Any) -> Call:
-        if not isinstance(value, dict):
-            raise WireError(f"not a Call: {value!r}")
-        unknown = set(value) - {f.name for f in dataclasses.fields(cls)}
-        if unknown:
-            raise WireError(f"Call has unknown fields {sorted(unknown)}")
-        try:
-            return cls(
-                id=str(value["id"]),
-                operation=str(value["operation"]),
-                inputs={k: [Ref.from_json(r) for r in refs] for k, refs in value.get("inputs", {}).items()},
-                weights={k: Version.from_json(v) for k, v in value.get("weights", {}).items()},
-                params=dict(value.get("params", {})),
-                step=int(value.get("step", 0)),
-                epoch=int(value.get("epoch", 0)),
-                deadline_s=float(value.get("deadline_s", 3600.0)),
-                trace=dict(value.get("trace", {})),
-                profile=bool(value.get("profile", False)),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise WireError(f"not a Call: {error!r}") from error
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     @property
     def prefix(self) -> str:
@@ -172,26 +145,15 @@ def hint_key(function: str) -> str:
 
 
 @dataclass(frozen=True)
-class Load:
+class Load(Wire):
     """What calls of `operation` want loaded: versions by role, as Call.weights names them."""
 
     operation: str
     weights: Mapping[str, Version]
 
-    def to_json(self) -> Json:
-        weights = {role: version.to_json() for role, version in self.weights.items()}
-        return {"operation": self.operation, "weights": weights}
-
-    @classmethod
-    def from_json(cls, value: Any) -> Load:
-        try:
-            return cls(str(value["operation"]), {str(k): Version.from_json(v) for k, v in value["weights"].items()})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise WireError(f"not a Load: {value!r} (wants operation, weights)") from error
-
 
 @dataclass(frozen=True)
-class Hint:
+class Hint(Wire):
     """What the next calls of a function will probably want: its replicas load it as they start
     (functions/server/preload.py)."""
 
@@ -199,20 +161,9 @@ class Hint:
     """Of the orchestrator's lease: what one before it has written is not to be followed."""
     loads: Sequence[Load]
 
-    def to_json(self) -> Json:
-        return {"epoch": self.epoch, "loads": [load.to_json() for load in self.loads]}
-
-    @classmethod
-    def from_json(cls, value: Any) -> Hint:
-        try:
-            return cls(int(value["epoch"]), [Load.from_json(load) for load in value["loads"]])
-        except (KeyError, TypeError, ValueError) as error:
-            reason = error if isinstance(error, WireError) else f"{value!r} (wants epoch, loads)"
-            raise WireError(f"not a Hint: {reason}") from error
-
 
 @dataclass(frozen=True)
-class FeedPart:
+class FeedPart(Wire):
     """A part of what a `train` call is fed while generation goes on (functions/train/feed.py)."""
 
     samples: Sequence[Ref]
@@ -224,28 +175,6 @@ class FeedPart:
     """(group, index) of samples of these groups that are left out."""
     identity: str = ""
     """In the last part alone: what the version is named after."""
-
-    def to_json(self) -> Json:
-        return {
-            "samples": [ref.to_json() for ref in self.samples],
-            "columns": [ref.to_json() for ref in self.columns],
-            "groups": list(self.groups),
-            "dropped": [list(key) for key in self.dropped],
-            "identity": self.identity,
-        }
-
-    @classmethod
-    def from_json(cls, value: Any) -> FeedPart:
-        try:
-            return cls(
-                samples=[Ref.from_json(ref) for ref in value["samples"]],
-                columns=[Ref.from_json(ref) for ref in value["columns"]],
-                groups=[int(group) for group in value["groups"]],
-                dropped=[(int(group), int(index)) for group, index in value["dropped"]],
-                identity=str(value["identity"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise WireError(f"not a FeedPart: {error!r}") from error
 
 
 EventKind = Literal["started", "progress", "samples", "cut", "done", "error"]
@@ -278,7 +207,7 @@ class Event:
         return json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
     @classmethod
-    def from_line(cls, line: bytes | str) -> Event:
+    def from_line(cls, line: bytes | str) -> Self:
         try:
             value = json.loads(line)
             kind = value["kind"]

@@ -7,8 +7,6 @@ The server adds what every function needs: `started`, the heartbeat, deadlines, 
 of exceptions into `error` events (attempt.py, server.py).
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -66,6 +64,8 @@ class Context:
     loading: LoadTime = field(default_factory=LoadTime)
     node: NodeExchange | None = None
     """The tier that this node has over the exchange."""
+    opened: tuple[str, str] | None = None
+    """(URL, job) by which other processes of this replica open the exchange."""
 
     def cut_requested(self) -> bool:
         return self.cut.is_set()

@@ -1,7 +1,5 @@
 """The inputs of a call that are samples: read, joined, put in order."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from itertools import pairwise
 

@@ -19,9 +19,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from functions.base.wire import Json
+from functions.base.wire import Json, Wire
 
 TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -129,21 +128,12 @@ class LoadTime:
 
 
 @dataclass(frozen=True)
-class Told:
+class Told(Wire):
     """What `Meter.to_json` says, as its reader gets it."""
 
     spans: tuple[Span, ...] = ()
     bytes_in: int = 0
     bytes_out: int = 0
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Told:
-        """Raises KeyError, TypeError or ValueError for what is none."""
-        spans = tuple(
-            Span(str(s["id"]), str(s["parent"]), str(s["name"]), float(s["start_s"]), float(s["stop_s"]))
-            for s in value["spans"]
-        )
-        return cls(spans, int(value["bytes_in"]), int(value["bytes_out"]))
 
 
 def _new_id() -> str:

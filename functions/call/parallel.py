@@ -4,8 +4,6 @@
 The axes and their order are torchtitan's and verl's. What is left of the ranks is dp: FSDP2 shards over it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,10 +32,6 @@ class Parallel:
         for axis in ("tp", "pp", "cp"):
             if getattr(self, axis) < 1:
                 raise ValueError(f"{axis}: got {getattr(self, axis)}, wants 1 or more")
-        if self.tp > 1 and self.pp > 1:
-            raise ValueError(
-                f"tp and pp: got {self.tp} and {self.pp}, want one of them to be 1: stages are whole layers"
-            )
         if self.cp > 1:
             raise ValueError(f"cp: got {self.cp}, wants 1: a prompt's one copy is shared by samples, not cut in pieces")
 

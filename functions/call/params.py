@@ -1,7 +1,5 @@
 """From a call's params (JSON) to a frozen dataclass: every error names the key and what would be right."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 import typing

@@ -4,8 +4,6 @@ The last is a file that the orchestrator has put into the job's exchange, for re
 (`carried`). It is kept in a directory of this process, under its name, so that tracebacks show it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util

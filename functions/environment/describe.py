@@ -6,8 +6,6 @@ Its last line of output is JSON: {"tools": {NAME: [schema, ...]}, "ask": [NAME o
 or {"error": one line}.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

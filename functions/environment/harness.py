@@ -11,8 +11,6 @@ it. On another replica it is begun again, and gets the recorded turns as answers
     POST .../v1/chat/completions, .../v1/messages; .../inference/v1/generate beside v1; GET .../v1/models
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import queue

@@ -7,8 +7,6 @@ verifiers:TASKSET                       a taskset of verifiers (verifiers.py)
 openenv:http://...                      an OpenEnv server (openenv.py)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -27,24 +25,19 @@ class Episode(Protocol):
 
     def act(self, said: Said | None) -> Answer:
         """What follows an assistant's turn; None: what comes before the first (of a kind that `asks`)."""
-        ...
 
     def reward(self, said: Said) -> float | None:
         """Of the whole episode, its turns' rewards included; None: their sum. `said`: its last turn."""
-        ...
 
     @property
     def restores(self) -> bool:
         """Whether it has `state` and `restore`."""
-        ...
 
     def state(self) -> Any:
         """JSON; asked for after a turn."""
-        ...
 
     def restore(self, state: Any) -> None:
         """After `begin`."""
-        ...
 
     def close(self) -> None: ...
 

@@ -5,8 +5,6 @@ calls. The server that a command starts gets no secrets of ours (the package pas
 ends with the replica. Episodes are scored by the job's scorer. Wants the package mcp, 2.0 or newer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shlex
 import threading

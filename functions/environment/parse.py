@@ -6,8 +6,6 @@
 `arguments` and `parameters` are the same; arguments may also be JSON in a string (OpenAI's form).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Each call is a program of its own, in a sandbox of its own (docs/sandbox.md): wh
 Episodes are scored by the job's scorer. A sandbox that fails is an environment that failed, not an answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from functions.base.wire import Json

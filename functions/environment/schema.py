@@ -9,8 +9,6 @@ whether what a model wrote fits them.
         '''
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import types

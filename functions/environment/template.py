@@ -1,7 +1,5 @@
 """What a model's chat template makes of turns and answers: tokens to text, messages to tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

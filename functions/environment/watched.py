@@ -4,8 +4,6 @@ A thread that hangs cannot be ended: its episode is given up, another thread tak
 itself after the call (function.py).
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -20,6 +20,8 @@ import xxhash
 from functions.base.wire import Ref
 
 Buffer = bytes | bytearray | memoryview
+Data = Buffer | Sequence[Buffer]
+"""A value: the concatenation of its buffers."""
 
 
 class ExchangeError(Exception):
@@ -71,17 +73,12 @@ class Exchange(Protocol):
     @property
     def durable(self) -> Exchange:
         """The part of this exchange that survives the loss of every cache: the journal and weights go there."""
-        ...
 
-    def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
+    def put(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref:
         """Writes (replaces) the value; a sequence of buffers is written as their concatenation, without a copy."""
-        ...
 
-    def put_if_absent(
-        self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None
-    ) -> Ref | None:
+    def put_if_absent(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref | None:
         """Writes the value if there is none under `key`; None (and nothing written) if there is one."""
-        ...
 
     def get(self, key: str | Ref, *, start: int = 0, length: int | None = None) -> bytes:
         """The value, or `length` bytes of it from `start`. Raises NotFound, Corrupt.
@@ -89,19 +86,15 @@ class Exchange(Protocol):
         A whole read is checked against the checksum stored with the value, and against the Ref where one is given;
         a range read checks size and bounds only (ValueError outside them): its reader checks hashes of its own.
         """
-        ...
 
     def list(self, prefix: str) -> list[str]:
         """All keys that begin with `prefix`, sorted."""
-        ...
 
     def wait(self, key: str, timeout_s: float) -> bool:
         """True as soon as there is a value under `key`; False after `timeout_s`. Timeout 0 looks once."""
-        ...
 
     def delete(self, prefix: str) -> int:
         """Deletes all keys that begin with `prefix`; how many there were."""
-        ...
 
 
 def checksum(*buffers: Buffer) -> str:
@@ -150,7 +143,7 @@ def check_lifetime(key: str, lifetime_s: float | None) -> float | None:
     return lifetime_s
 
 
-def views(data: Buffer | Sequence[Buffer]) -> list[memoryview]:
+def views(data: Data) -> list[memoryview]:
     """The buffers of one value as byte views, without a copy; empty ones left out."""
     buffers = [data] if isinstance(data, bytes | bytearray | memoryview) else data
     return [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]

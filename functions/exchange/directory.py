@@ -17,7 +17,7 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +25,8 @@ import xxhash
 
 from functions.base.wire import Ref
 from functions.exchange.base import (
-    Buffer,
     Corrupt,
+    Data,
     Exchange,
     Full,
     NotFound,
@@ -104,16 +104,14 @@ class DirectoryExchange:
     def durable(self) -> Exchange:
         return self
 
-    def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
+    def put(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref:
         path = self._path(key)
         ref, temporary = self._write(key, data, lifetime_s)
         with self._publishing(key, path, temporary):
             os.replace(temporary, path)
         return ref
 
-    def put_if_absent(
-        self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None
-    ) -> Ref | None:
+    def put_if_absent(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref | None:
         path = self._path(key)
         if self._live(path):
             return None
@@ -189,7 +187,7 @@ class DirectoryExchange:
 
     # -- writing
 
-    def _write(self, key: str, data: Buffer | Sequence[Buffer], lifetime_s: float | None) -> tuple[Ref, str]:
+    def _write(self, key: str, data: Data, lifetime_s: float | None) -> tuple[Ref, str]:
         """Writes value and footer to a new file of `+tmp`; leaves nothing behind when that fails."""
         expires = 0.0 if check_lifetime(key, lifetime_s) is None else time.time() + float(lifetime_s or 0)
         if time.monotonic() > self._next_sweep:

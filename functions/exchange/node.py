@@ -18,11 +18,11 @@ import mmap
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from functions.base.wire import Ref
-from functions.exchange.base import Buffer, Corrupt, Exchange, ExchangeError, NotFound, checksum, views
+from functions.exchange.base import Corrupt, Data, Exchange, ExchangeError, NotFound, checksum, views
 from functions.exchange.directory import FOOTER_BYTES, DirectoryExchange
 
 ADDRESSED = re.compile(r".*\.([0-9a-f]{32})")
@@ -67,20 +67,18 @@ class NodeExchange:
         found = self.directory.stat()
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}.{found.st_dev}.{found.st_ino}"
 
-    def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
+    def put(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref:
         ref = self.store.put(key, data, lifetime_s=lifetime_s)
         if ref.checksum == _content(key):
             self._keep(ref.checksum, data, ref.size_bytes)
         return ref
 
-    def hold(self, key: str, data: Buffer | Sequence[Buffer]) -> bool:
+    def hold(self, key: str, data: Data) -> bool:
         """A copy alone, of what may be lost with this node: the store gets nothing. Whether it could be kept."""
         content = _content(key)
         return content is not None and self._keep(content, data, sum(view.nbytes for view in views(data)))
 
-    def put_if_absent(
-        self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None
-    ) -> Ref | None:
+    def put_if_absent(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref | None:
         return self.store.put_if_absent(key, data, lifetime_s=lifetime_s)
 
     def get(self, key: str | Ref, *, start: int = 0, length: int | None = None) -> bytes:
@@ -156,7 +154,7 @@ class NodeExchange:
         log.warning("node tier: %s; it is removed, and read from the store", why)
         (self.directory / name).unlink(missing_ok=True)
 
-    def _keep(self, name: str, data: Buffer | Sequence[Buffer], size_bytes: int) -> bool:
+    def _keep(self, name: str, data: Data, size_bytes: int) -> bool:
         if self._files is not None and size_bytes <= self.limit_bytes:
             with self._tried("written", name):
                 self._make_room(size_bytes)

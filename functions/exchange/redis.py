@@ -10,14 +10,12 @@ recognises on repeating that it had won.
 Not for Redis Cluster: the two keys of a value lie in different slots.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -36,8 +34,8 @@ from redis.exceptions import (
 
 from functions.base.wire import Ref
 from functions.exchange.base import (
-    Buffer,
     Corrupt,
+    Data,
     Exchange,
     ExchangeError,
     Full,
@@ -104,12 +102,10 @@ class RedisExchange:
     def durable(self) -> Exchange:
         return self
 
-    def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
+    def put(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref:
         return self.store(key, data, lifetime_s)[0]
 
-    def store(
-        self, key: str, data: Buffer | Sequence[Buffer], lifetime_s: float | None = None, *, place: str = "i"
-    ) -> tuple[Ref, str]:
+    def store(self, key: str, data: Data, lifetime_s: float | None = None, *, place: str = "i") -> tuple[Ref, str]:
         """`put`, and the place of the value that was there before ("": none; "s": not to be told)."""
         name, buffers, size, expiry = self._prepare(key, data, lifetime_s)
         if size <= INLINE_BYTES:
@@ -126,9 +122,7 @@ class RedisExchange:
         header = Header(ref.size_bytes, ref.checksum, uuid.uuid4().hex[:8], "s")
         self._run_write(ref.key, name, [header.encode()], expiry, "")
 
-    def put_if_absent(
-        self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None
-    ) -> Ref | None:
+    def put_if_absent(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref | None:
         name, buffers, size, expiry = self._prepare(key, data, lifetime_s)
         if size > INLINE_BYTES:
             return self._put_large_if_absent(key, LargeValue(name, buffers, size, expiry))
@@ -258,9 +252,7 @@ class RedisExchange:
     def _name(self, key: str) -> str:
         return self.root + check_key(key)
 
-    def _prepare(
-        self, key: str, data: Buffer | Sequence[Buffer], lifetime_s: float | None
-    ) -> tuple[str, Views, int, Expiry]:
+    def _prepare(self, key: str, data: Data, lifetime_s: float | None) -> tuple[str, Views, int, Expiry]:
         """(name, buffers, size, expiry arguments of SET)"""
         buffers = views(data)
         size = sum(view.nbytes for view in buffers)

@@ -4,8 +4,6 @@ redis-py packs with hiredis where that is installed, which copies every value: a
 by redis-py's packer in Python, so that one is asked for (docs/decisions/0015-libraries.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

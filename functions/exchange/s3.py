@@ -11,13 +11,11 @@ A conditional put whose answer was lost is repeated by boto3 and then refused by
 the metadata tells. What is needed of a server: docs/exchange.md.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
@@ -29,8 +27,8 @@ from botocore.exceptions import ClientError
 
 from functions.base.wire import Ref
 from functions.exchange.base import (
-    Buffer,
     Corrupt,
+    Data,
     Exchange,
     NotFound,
     Unavailable,
@@ -120,7 +118,7 @@ class S3Exchange:
     def durable(self) -> Exchange:
         return self
 
-    def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
+    def put(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref:
         value = Value.of(key, data, lifetime_s)
         with s3_errors(key, self.name):
             self._mark(value)
@@ -130,9 +128,7 @@ class S3Exchange:
                 self._put(value)
         return value.ref
 
-    def put_if_absent(
-        self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None
-    ) -> Ref | None:
+    def put_if_absent(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref | None:
         value = Value.of(key, data, lifetime_s)
         if value.stored_bytes > MAX_PUT_BYTES:
             raise Unsuitable(f"{key}: a conditional put of {value.stored_bytes} bytes; S3 takes 5 GiB in one put")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from functions.base.wire import Ref
-from functions.exchange.base import Buffer, Corrupt, check_key, check_lifetime, checksum, views
+from functions.exchange.base import Corrupt, Data, check_key, check_lifetime, checksum, views
 
 NONCE_BYTES = 16
 Views = list[memoryview]
@@ -28,7 +28,7 @@ class Value:
     writer: str
 
     @classmethod
-    def of(cls, key: str, data: Buffer | Sequence[Buffer], lifetime_s: float | None) -> Value:
+    def of(cls, key: str, data: Data, lifetime_s: float | None) -> Value:
         buffers = views(data)
         lifetime = check_lifetime(key, lifetime_s)
         size = sum(view.nbytes for view in buffers)

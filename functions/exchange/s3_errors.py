@@ -1,7 +1,5 @@
 """The one boundary where S3's failures become the exchange's: one clear line each."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -12,14 +12,11 @@ Where the store refuses conditional puts (501), a lock in Redis fences them: a R
 or a writer that stalls longer than the lock lasts, can then let two win. A store with conditional puts has no such gap.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
-from collections.abc import Sequence
 
 from functions.base.wire import Ref
-from functions.exchange.base import Buffer, Exchange, NotFound, Unavailable, views
+from functions.exchange.base import Data, Exchange, NotFound, Unavailable, views
 from functions.exchange.redis import INLINE_BYTES, RedisExchange
 from functions.exchange.s3 import S3Exchange
 
@@ -46,7 +43,7 @@ class TieredExchange:
     def durable(self) -> Exchange:
         return self._durable
 
-    def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
+    def put(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref:
         if _size(data) > SMALL_BYTES:
             ref = self.s3.put(key, data, lifetime_s=lifetime_s)
             self.redis.announce(ref, lifetime_s)
@@ -56,9 +53,7 @@ class TieredExchange:
             self.s3.remove(key)
         return ref
 
-    def put_if_absent(
-        self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None
-    ) -> Ref | None:
+    def put_if_absent(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref | None:
         if self.redis.exists(key):
             return None
         ref = self.s3.put_if_absent(key, data, lifetime_s=lifetime_s)
@@ -103,5 +98,5 @@ class TieredExchange:
         return len(keys)
 
 
-def _size(data: Buffer | Sequence[Buffer]) -> int:
+def _size(data: Data) -> int:
     return sum(view.nbytes for view in views(data))

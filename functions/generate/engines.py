@@ -1,8 +1,6 @@
 """Which engine a generate replica runs. Engines are imported when they are chosen, vLLM (which takes seconds) not even
 to be asked where its answer would change nothing."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Mapping

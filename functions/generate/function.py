@@ -14,8 +14,6 @@ done     data: the counts of EngineStats (moved_s with the reading), "engine" th
 ahead    as a replica starts, it loads the policy that its function's hint names
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,28 +37,13 @@ from functions.models.pretrained import pick_device, pick_dtype
 
 
 @dataclass(frozen=True)
-class GenerateParams:
-    max_response_length: int
-    temperature: float = 1.0
-    """0 is greedy."""
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: all tokens."""
-    seed: int = 0
-    ignore_eos: bool = False
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    banned: tuple[tuple[int, ...], ...] = ()
-    """Token sequences that no response may have (rollout.bad_words)."""
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    """What ends a response besides the model's own end; the response keeps it."""
+class GenerateParams(Sampling):
+    """What is sampled from (engine/base.py), and in which parts it is handed over."""
+
     chunk: int = 16
     """Finished samples that are worth an event."""
     cut_parts: int = 1
     """Parts that unfinished samples are handed back in after a cut, about alike."""
-    keep_from: int | None = None
-    """Of Sampling: samples that stop are handed over with their keys and values, as those that are cut."""
 
     def __post_init__(self) -> None:
         if self.max_response_length < 1:
@@ -81,13 +64,6 @@ class GenerateParams:
             raise ValueError(f"chunk is {self.chunk}, wants 1 or more")
         if self.cut_parts < 1:
             raise ValueError(f"cut_parts is {self.cut_parts}, wants 1 or more")
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(
-            self.max_response_length, self.temperature, self.top_p, self.top_k, self.seed, self.ignore_eos,
-            self.keep_from, self.min_p, self.repetition_penalty, self.banned, self.stop, self.stop_token_ids,
-        )  # fmt: skip
 
 
 class GenerateFunction:
@@ -165,7 +141,7 @@ class GenerateFunction:
 
         try:
             with context.phase("generate"), _fatal_value_errors():
-                for sample in engine.generate(inbox.hand_over(), params.sampling, stop):
+                for sample in engine.generate(inbox.hand_over(), params, stop):
                     if sample.finish == Finish.UNFINISHED:
                         cut.append(outbox.add(sample))
                     else:

@@ -8,8 +8,6 @@ They save time and nothing depends on them: what was lost, altered or made for a
 from the sample's tokens, and it is said. A cache made by another version of the policy is no such thing: it is refused.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 import sys

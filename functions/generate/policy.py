@@ -7,8 +7,6 @@ An engine that comes back from parking first samples a canary, as it did before:
 else than it should (vLLM's sleep mode has failed so, without an error: vllm#29341, vllm#48310), and is given up.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ from functions.generate.engines import Choice, EngineOptions, choose, make_engin
 from functions.weights.adapters import write_adapter
 from functions.weights.local_copy import LocalCopy, directory_name
 from functions.weights.manifest import Manifest, label, read_manifest
-from functions.weights.materialize import materialize
+from functions.weights.materialize import materialize, write_files
 
 CANARY = Request(0, 0, 0, np.array([0, 1, 1, 0], np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
 """Tokens that every vocabulary has; greedily two more: one after the prefill, one after a step."""
@@ -94,15 +92,16 @@ class HeldPolicy:
 
     def _with_whole(self, version: Version, copy: LocalCopy, context: Context) -> tuple[Engine, Choice]:
         self._base = None
+        opened = context.opened if self._ranks_read(version, context) else None
         try:
-            arrival = copy.bring(context.exchange, version, context.phase)
+            arrival = copy.bring(context.exchange, version, context.phase, opened)
         finally:
             if copy.altered and self.engine is not None:  # on a CPU, its weights may be the pages of these files
                 self.engine.close()
                 self.engine = self._choice = None
         engine, choice = self._started(arrival.directory, context)
         with context.phase("load"):
-            engine.load(version, arrival.directory, arrival.changes)
+            context.meter.moved(bytes_in=engine.load(version, arrival.directory, arrival.changes))
         copy.settle()
         self._base = version
         return engine, choice
@@ -125,9 +124,19 @@ class HeldPolicy:
         """The engine; chosen for the model of `directory` and made where there is none yet."""
         if self.engine is None or self._choice is None:
             with context.phase("start engine"):
-                self._choice = choose(self._wanted, directory, self._options)
+                self._choice = self._choice or choose(self._wanted, directory, self._options)
                 self.engine = make_engine(self._choice, self._options)
         return self.engine, self._choice
+
+    def _ranks_read(self, version: Version, context: Context) -> bool:
+        """Whether the engine's ranks read the weights themselves: vLLM's, of a replica with several GPUs."""
+        if self._options.vllm.get("gpus", 1) == 1 or self._options.vllm.get("lora_rank"):
+            return False
+        if self._choice is None:
+            directory = Path(context.scratch) / "config"
+            write_files(context.exchange, read_manifest(context.exchange, version), directory)
+            self._choice = choose(self._wanted, directory, self._options)
+        return self._choice.name == "vllm"
 
 
 def _sampled(engine: Engine) -> Sample:

@@ -1,7 +1,5 @@
 """Log-probabilities and values of packed samples: the forward pass that the reference and train functions share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from functions.algorithms.logprobs import kept_mass, squared_mass, token_logprobs, topk_logprobs, topk_of
+from functions.algorithms.logprobs import Output, kept_mass, squared_mass, token_logprobs, topk_logprobs, topk_of
 from functions.algorithms.penalties import NO_PENALTIES, History, Penalties
 from functions.algorithms.truncation import WHOLE, Truncation
 from functions.models.packing import Pack
@@ -111,19 +109,14 @@ def pack_logprobs(
     """
     if head.softcap is not None and head.scale != 1.0:
         raise ValueError("a head with both a soft cap and a scale of its logits is not known here")
-    hidden, layer = states(model, pack, inputs), _layer(head, temperature)
-    found: list[Tensor] = [*token_logprobs(hidden=hidden, targets=pack.targets, **layer)]
-    sampled: dict[str, Any] = {
-        "truncation": truncation,
-        "targets": pack.targets,
-        "penalties": penalties,
-        "history": history,
-    }
-    found.append(kept_mass(hidden=hidden.detach(), **sampled, **layer))
+    hidden, output, targets = states(model, pack, inputs), _output(head, temperature), pack.targets
+    found: list[Tensor] = [*token_logprobs(hidden=hidden, output=output, targets=targets)]
+    found.append(kept_mass(hidden=hidden.detach(), output=output, truncation=truncation, targets=targets,
+                           penalties=penalties, history=history))  # fmt: skip
     if squares:
-        found.append(squared_mass(hidden=hidden.detach(), **layer))
+        found.append(squared_mass(hidden=hidden.detach(), output=output))
     if topk_ids is not None:
-        found.append(topk_logprobs(hidden=hidden, ids=topk_ids, **layer))
+        found.append(topk_logprobs(hidden=hidden, output=output, ids=topk_ids))
     return tuple(found)
 
 
@@ -131,15 +124,13 @@ def pack_topk(
     model: PreTrainedModel, head: Head, pack: Pack, temperature: float, count: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(log-probability of each response token [N], those of its `count` most probable tokens [N, K], their ids)."""
-    hidden, layer = states(model, pack), _layer(head, temperature)
-    logprobs, _ = token_logprobs(hidden=hidden, targets=pack.targets, **layer)
-    return logprobs, *topk_of(hidden=hidden, count=count, **layer)
+    hidden, output = states(model, pack), _output(head, temperature)
+    logprobs, _ = token_logprobs(hidden=hidden, output=output, targets=pack.targets)
+    return logprobs, *topk_of(hidden=hidden, output=output, count=count)
 
 
-def _layer(head: Head, temperature: float) -> dict[str, Any]:
-    return {
-        "weight": head.weight, "bias": head.bias, "softcap": head.softcap, "temperature": temperature * head.scale,
-    }  # fmt: skip
+def _output(head: Head, temperature: float) -> Output:
+    return Output(weight=head.weight, bias=head.bias, softcap=head.softcap, temperature=temperature * head.scale)
 
 
 def pack_values(model: PreTrainedModel, pack: Pack, inputs: Tensor | None = None) -> Tensor:

@@ -4,8 +4,6 @@ Adapter tensors are float32 and bear the names of peft's files (`base_model.mode
 and vLLM read them. peft is imported where adapters are asked for: other jobs do without it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping, Sequence

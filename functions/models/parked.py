@@ -9,8 +9,6 @@ shared memory: they are no part of a fork, and a limit on private memory (keeper
 the file already is not copied again: a trainer's weights and moments, changed in place, move once in its life.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

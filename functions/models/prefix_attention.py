@@ -6,8 +6,6 @@ keyword argument of the model's forward. Exactly the needed scores are computed:
 Grouped key heads are not repeated: the queries that share a key head are folded into its rows.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ over, as InstructGPT does, arXiv:2203.02155, appendix C.4), or a causal model (i
 is 0 at first, and nothing is random).
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

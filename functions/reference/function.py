@@ -3,8 +3,6 @@
 As a replica starts, it loads the models that its function's hint names (functions/server/preload.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

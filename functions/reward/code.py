@@ -18,8 +18,6 @@ they test, where code that sets out to can deceive them (an object that equals e
 they pass only once they have been run to the end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

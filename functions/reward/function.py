@@ -17,8 +17,6 @@ done     ref Columns: "score" and every other number that the scorer gave, of th
 ahead    as a replica starts, it loads the reward model that its function's hint names
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence

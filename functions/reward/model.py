@@ -1,7 +1,5 @@
 """A reward model: transformers' sequence classifier with one label, its score read at the last token of a sample."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ TRL    reward(prompts, completions, **columns) -> [number, ...]
        messages, a completion is one too: [{"role": "assistant", "content": ...}]
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence

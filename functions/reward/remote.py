@@ -7,8 +7,6 @@
 `extra_logs` columns of their names.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import urllib.error

@@ -14,8 +14,6 @@ numbers are compared as numbers ("1,000" and "1000.0" are equal), and an answer 
 nothing, it is unequal.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """What every scorer takes and gives back. A failure is data, never a score: whoever asked decides what it means."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -59,7 +57,6 @@ class Scorer(Protocol):
 
         Raises FatalError for what is wrong with the scorer itself, RetryableError when a service is away.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """A time limit on code that is not ours."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

@@ -9,8 +9,6 @@
 All of it works for root and for an ordinary user alike: root becomes nobody first, as limits do not bind root.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math

@@ -1,7 +1,5 @@
 """Which sandbox: this machine's, or a service's."""
 
-from __future__ import annotations
-
 from functions.sandbox.program import Sandbox
 
 

@@ -11,8 +11,6 @@ same again. When the caller closes the run's socket, or is gone, the run is kill
 socket the server ends, and with it all runs.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """What is run, within which limits, and what came of it. A sandbox that fails is no result: it raises SandboxError."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -83,6 +81,5 @@ class Sandbox(Protocol):
 
     def run(self, program: Program) -> Result:
         """Raises SandboxError when the sandbox has failed, not the program; it has been tried again by then."""
-        ...
 
     def close(self) -> None: ...

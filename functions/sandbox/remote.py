@@ -6,8 +6,6 @@ POST URL    -> {"code", "language", "stdin", "files": {path: base64}, "run_timeo
                 {"status": "Finished" | "Error" | "TimeLimitExceeded", "return_code", "execution_time", ...}}
 """
 
-from __future__ import annotations
-
 import base64
 import http.client
 import json

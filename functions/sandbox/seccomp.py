@@ -7,8 +7,6 @@ reaches a virtual machine's host from any network namespace), io_uring, BPF, key
 (memfd, System V). Some 50 numbers for each of two machines are less than a binding to libseccomp asks of an image.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

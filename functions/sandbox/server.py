@@ -14,8 +14,6 @@ GET  /healthz           200
 | RLHF_TIMEOUT_S  | 60      | the longest that one program may ask for    |
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii
@@ -25,11 +23,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from functions.base.http_limits import TooLarge, backlog, bounded_body, limited
+from functions.base.http_limits import TooLarge, bounded_body, limited_server
 from functions.sandbox.local import LocalSandbox
 from functions.sandbox.program import Limits, Program, Result, Sandbox, SandboxError
 
@@ -111,9 +108,9 @@ def main() -> None:
         sandbox = LocalSandbox()
     except (ValueError, SandboxError) as error:
         sys.exit(str(error))
-    config = uvicorn.Config(app(sandbox, most), host="0.0.0.0", port=int(os.environ.get("PORT", "8080")),
-                            http=limited(), ws="none", lifespan="off", access_log=False, backlog=backlog())  # fmt: skip
     try:
-        uvicorn.Server(config).run()
+        limited_server(
+            app(sandbox, most), host="0.0.0.0", port=int(os.environ.get("PORT", "8080")), lifespan="off"
+        ).run()
     finally:
         sandbox.close()

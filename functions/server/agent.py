@@ -28,8 +28,6 @@ With --fresh nothing is loaded beforehand, each replica is a new interpreter, an
 /healthz/live are answered at `--port`.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

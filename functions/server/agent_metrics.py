@@ -1,7 +1,5 @@
 """What the node agent answers to `GET /metrics`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import get_args
 

@@ -12,7 +12,6 @@ POST /v1/call           Call (JSON) -> 200 and a stream of event lines; closing 
                         401 no or a wrong token, 413 too large, 422 not a Call, 503 draining, or one is open already
 GET  /healthz/live      200
 GET  /healthz/ready     200, or 503 while draining
-GET  /metrics           Prometheus text
 
 A call whose deadline passes ends in a *retryable* error: a hung device is the likely cause, what was finished is
 recorded, and a repeated call takes up the rest. SIGTERM drains: no new calls; the open one finishes, or is cut when
@@ -21,8 +20,6 @@ the grace is near its end; then the process exits with 0. So does a broken repli
 Before its first call comes, the main thread loads what that will probably want (preload.py); the replica is ready and
 idle meanwhile, a call that comes waits for the thread as it does behind another, and SIGTERM ends the process at once.
 """
-
-from __future__ import annotations
 
 import asyncio
 import contextlib
@@ -48,14 +45,12 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from functions.base.http_limits import TooLarge, bounded_body, limited
+from functions.base.http_limits import TooLarge, bounded_body, limited_server
 from functions.base.logs import About, catch_printed, finish_printed, log_lines
-from functions.base.prometheus import CONTENT_TYPE
 from functions.base.wire import Call, Event
 from functions.exchange.base import check_key
 from functions.server.attempt import Attempt, Outcome
 from functions.server.control import Control
-from functions.server.metrics import ReplicaMetrics
 from functions.server.settings import Settings
 from functions.server.work import Work
 
@@ -79,8 +74,6 @@ class Open:
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     """The request is closed, by whichever side."""
     since_s: float = field(default_factory=time.monotonic)
-    late: bool = False
-    """It went beyond its deadline."""
 
     @property
     def over(self) -> bool:
@@ -121,11 +114,12 @@ class Server:
         self.draining = False
         self.parked = False
         """It has left its accelerator, and takes no calls until it is back."""
+        self.parked_s = 0.0
+        """How long the process was parked before it became this replica."""
         self.loading = False
         """The main thread loads ahead, for nobody yet. It sets this before it looks at `draining`."""
         self.epoch = 0
         self.accepted = 0
-        self.told = ReplicaMetrics(settings)
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- calls -----------------------------------------------------------------------------------------------------
@@ -168,12 +162,13 @@ class Server:
         attempt, begun_s = opened.attempt, opened.since_s
         deadline_s = begun_s + attempt.call.deadline_s
         about = {"replica": self.settings.name, "calls": self.accepted, "up_s": round(begun_s - self.started_s, 4)}
+        about["parked_s"] = round(self.parked_s, 4)
         self.accepted += 1
         yield Event("started", data=about).to_line()
         while True:
             now_s = time.monotonic()
             if now_s >= deadline_s:
-                limit_s, opened.late = attempt.call.deadline_s, True
+                limit_s = attempt.call.deadline_s
                 message = f"call {attempt.call.id} went beyond its deadline of {limit_s:g} s"
                 yield Event("error", data={"kind": "retryable", "message": message, "deadline_s": limit_s}).to_line()
                 return
@@ -207,8 +202,6 @@ class Server:
 
     def ended(self, opened: Open, outcome: Outcome) -> None:
         """The main thread is done with an attempt (called in the HTTP thread)."""
-        late = outcome == "cancelled" and opened.late
-        self.told.ended(opened.attempt, "deadline" if late else outcome, time.monotonic() - opened.since_s)
         opened.ended.set()
         opened.lines.put_nowait(None)
         if outcome == "broken":
@@ -233,12 +226,7 @@ class Server:
 
     def renamed(self, settings: Settings) -> None:
         """Another life of the process begins."""
-        self.settings, self.told, self.accepted, self.started_s = (
-            settings,
-            ReplicaMetrics(settings),
-            0,
-            time.monotonic(),
-        )
+        self.settings, self.accepted, self.started_s = settings, 0, time.monotonic()
 
     # --- drain, health ---------------------------------------------------------------------------------------------
 
@@ -263,9 +251,6 @@ class Server:
         if self.open is not None:
             self.open.attempt.cut.set()
 
-    def metrics(self) -> str:
-        return self.told.text("draining" if self.draining else "idle" if self.open is None else "busy")
-
     def app(self) -> FastAPI:
         app = FastAPI(title="rlhf-orchestrate function", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -275,20 +260,14 @@ class Server:
         async def ready() -> Response:
             return problem(503, "draining", "takes no new calls") if self.draining else PlainTextResponse("ok\n")
 
-        async def metrics() -> Response:
-            return PlainTextResponse(self.metrics(), media_type=CONTENT_TYPE)
-
         app.add_api_route("/v1/call", self.call, methods=["POST"], response_model=None)
         app.add_api_route("/healthz/live", live, methods=["GET"], response_model=None)
         app.add_api_route("/healthz/ready", ready, methods=["GET"], response_model=None)
-        app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None)
         return app
 
     def shell(self) -> uvicorn.Server:
-        return uvicorn.Server(uvicorn.Config(
-            self.app(), loop="asyncio", http=limited(), ws="none", lifespan="off", log_config=None,
-            access_log=False, timeout_graceful_shutdown=10, backlog=128, headers=[("connection", "close")],
-        ))  # fmt: skip
+        more = {"loop": "asyncio", "timeout_graceful_shutdown": 10, "headers": [("connection", "close")]}
+        return limited_server(self.app(), lifespan="off", **more)
 
 
 async def _within(timeout_s: float, event: asyncio.Event) -> bool:

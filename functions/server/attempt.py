@@ -13,8 +13,6 @@ stands there, and starts its function again with that as `prior`. So a repeated 
 two results. A cut is recorded with the `done` that follows it: there is no state between them.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 import threading
@@ -26,8 +24,9 @@ from functions.base.wire import Call, Event, Ref, WireError
 from functions.call import userfile
 from functions.call.function import Cancelled, Context, FatalError, Function, ReplicaBroken, RetryableError
 from functions.call.meter import LoadTime, Meter
-from functions.exchange.base import Buffer, Corrupt, Exchange, NotFound, Unavailable, Unsuitable
+from functions.exchange.base import Corrupt, Data, Exchange, NotFound, Unavailable, Unsuitable
 from functions.exchange.node import node_of
+from functions.exchange.open import opened_as
 from functions.server.profile import profiled
 
 VALUES_LIFETIME_S = 2 * 86400.0
@@ -97,7 +96,7 @@ class OwnFolder:
     def _at(self, key: str) -> str:
         return self.own + key.removeprefix(self.shared) if key.startswith(self.shared) else key
 
-    def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
+    def put(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref:
         at, lasts_s = self._at(key), self._lifetime(key, lifetime_s)
         made = lifetime_s is None and key.startswith(self.shared)
         ref = self.exchange.put_if_absent(at, data, lifetime_s=lasts_s) if made else None
@@ -106,9 +105,7 @@ class OwnFolder:
         self.meter.moved(bytes_out=ref.size_bytes)
         return ref
 
-    def put_if_absent(
-        self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None
-    ) -> Ref | None:
+    def put_if_absent(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref | None:
         ref = self.exchange.put_if_absent(self._at(key), data, lifetime_s=self._lifetime(key, lifetime_s))
         self.meter.moved(bytes_out=0 if ref is None else ref.size_bytes)
         return ref
@@ -142,8 +139,6 @@ class Attempt:
     cancelled: threading.Event = field(default_factory=threading.Event)
     progress: dict[str, Any] = field(default_factory=dict)
     """Data for the next heartbeat."""
-    made: list[Event] = field(default_factory=list)
-    """The events that this attempt has added to the record."""
     loading: LoadTime = field(default_factory=LoadTime)
     meter: Meter = field(init=False)
 
@@ -196,7 +191,7 @@ class Attempt:
                 own = OwnFolder(exchange, self.call.prefix, folder, self.meter)
                 context = Context(
                     own, scratch, iter(prior), self.cut, self.cancelled, self.progress.update, self.meter, self.loading,
-                    node_of(exchange),
+                    node_of(exchange), opened_as(exchange),
                 )  # fmt: skip
                 try:
                     self._once(function(), record, context, prior)
@@ -215,7 +210,6 @@ class Attempt:
             for event, lines in _entries(events):
                 context.check()
                 record.record(lines)
-                self.made.append(event)
                 if event.kind == "done":
                     self._tell()
                 for line in lines:

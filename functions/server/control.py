@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ class Control:
     def __init__(self, end: socket.socket, server: Server, work: Work, about: About) -> None:
         self._lines, self._server, self._work, self._about = Lines(end), server, work, about
         self._tasks: set[asyncio.Task[None]] = set()
+        self._parked_at_s = 0.0
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.add_reader(self._lines.socket, self._hear, loop)
@@ -47,7 +49,7 @@ class Control:
         if not (await self._server.rests() and await asyncio.to_thread(self._work.waits.wait, WAIT_S)):
             self._lines.tell(refused="a call is open, it loads for nobody, or it is being stopped")
             return
-        self._server.parked = True
+        self._server.parked, self._parked_at_s = True, time.monotonic()
         self._work.queue.put(self._answered(self._work.park))
 
     def _answered(self, park: Callable[[], int | None]) -> Callable[[], None]:
@@ -67,5 +69,5 @@ class Control:
         self._about.process = {**self._about.process, "replica": name}
         self._server.renamed(replace(self._server.settings, name=name))
         self._work.queue.put(lambda: self._work.unpark(self._server))
-        self._server.parked = False
+        self._server.parked, self._server.parked_s = False, time.monotonic() - self._parked_at_s
         self._lines.tell(awake={})

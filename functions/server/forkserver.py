@@ -11,8 +11,6 @@ agent itself. The libraries are loaded when the first agent is asked for. The fo
 does; agents that it has forked go on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

@@ -1,7 +1,5 @@
 """How a forkserver (forkserver.py) is kept, and asked for an agent. It imports nothing of what agents load."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -7,8 +7,6 @@ It ends as its replica has ended, by the same code or signal, and not before all
 keeper that is killed itself takes its replica along; what that leaves falls to the agent, which does likewise.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

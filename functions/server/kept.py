@@ -1,7 +1,5 @@
 """A process that the agent keeps, in whatever state; what it takes, and what it has started."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

@@ -1,7 +1,5 @@
 """Which Function object a replica runs, by the name of its kind."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any, cast

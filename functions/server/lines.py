@@ -1,7 +1,5 @@
 """JSON lines over a socket: how the agent speaks with its clients and with its processes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -11,8 +11,6 @@ report what fails. A call for another version loads that, as a delta to what is 
 even looked for when a call is there already, and its next part is left when one has come.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time
@@ -23,6 +21,7 @@ from functions.call import userfile
 from functions.call.function import Context, Function, LoadsAhead, ReplicaBroken
 from functions.call.meter import LoadTime, Meter
 from functions.exchange.base import Exchange, NotFound
+from functions.exchange.open import opened_as
 from functions.server.attempt import Attempt, OwnFolder
 
 log = logging.getLogger(__name__)
@@ -56,7 +55,8 @@ class Ahead:
             return
         self.meter = Meter("load ahead")
         self._begun_s = self._loaded_s = time.monotonic()
-        context = Context(OwnFolder(opened, "", "", self.meter), scratch, meter=self.meter)
+        own = OwnFolder(opened, "", "", self.meter)
+        context = Context(own, scratch, meter=self.meter, opened=opened_as(opened))
         for load in loads:
             if not idle():
                 break

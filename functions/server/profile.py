@@ -1,7 +1,5 @@
 """A call under torch.profiler: its operators and kernels as a Chrome trace, for Perfetto or chrome://tracing."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Generator, Iterator
 from dataclasses import replace

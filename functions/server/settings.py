@@ -29,7 +29,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -73,49 +73,38 @@ class Settings:
     @classmethod
     def from_command_line(cls, arguments: Sequence[str]) -> tuple[Settings, Address]:
         """Exits with one line on standard error and status 2 when an argument is missing or wrong."""
-        env = os.environ
         parser = argparse.ArgumentParser(prog="python -m functions.server", description="One replica of a function.")
-        for name in ("kind", "exchange", "job"):
-            default = env.get(f"RLHF_{name.upper()}")
-            parser.add_argument(f"--{name}", default=default, required=default is None)
-        parser.add_argument("--options", default=env.get("RLHF_OPTIONS", "{}"))
-        parser.add_argument("--function", default=env.get("RLHF_FUNCTION", ""))
-        parser.add_argument("--name", default=env.get("RLHF_NAME", socket.gethostname()))
-        parser.add_argument("--port", type=int, default=int(env.get("PORT", "8080")))
+        for name, (kind, default) in _TOLD.items():
+            said = os.environ.get(f"RLHF_{name.upper()}", default)
+            parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=said, required=said is None)
+        parser.add_argument("--port", type=int, default=os.environ.get("PORT", "8080"))
         parser.add_argument("--uds")
         parser.add_argument("--fd", type=int)
-        parser.add_argument("--threads", type=int, default=int(env.get("RLHF_THREADS", "1")))
-        parser.add_argument("--heartbeat-s", type=float, default=float(env.get("RLHF_HEARTBEAT_S", "2")))
-        parser.add_argument("--grace-s", type=float, default=float(env.get("RLHF_GRACE_S", "30")))
-        parser.add_argument("--leased", type=lambda word: word == "True", default=False)
-        parser.add_argument("--stuck-s", type=float, default=cls.stuck_s)
-        parser.add_argument("--scratch", default=env.get("RLHF_SCRATCH", ""))
-        given = parser.parse_args(arguments)
+        given = vars(parser.parse_args(arguments))
+        where = Address(given.pop("port"), given.pop("uds"), given.pop("fd"))
         try:
-            options = json.loads(given.options)
-        except json.JSONDecodeError as error:
-            parser.error(f"--options is not JSON: {error}")
-        if not isinstance(options, dict):
-            parser.error(f"--options wants a JSON object, got {given.options!r}")
-        try:
-            settings = cls(
-                kind=given.kind,
-                exchange=given.exchange,
-                job=given.job,
-                name=given.name,
-                options=options,
-                threads=given.threads,
-                heartbeat_s=given.heartbeat_s,
-                grace_s=given.grace_s,
-                leased=given.leased,
-                stuck_s=given.stuck_s,
-                scratch=given.scratch,
-                token=env.get("RLHF_TOKEN", ""),
-                function=given.function,
-            )
+            return cls(**given, token=os.environ.get("RLHF_TOKEN", "")), where
         except ValueError as error:
             parser.error(str(error))
-        return settings, Address(given.port, given.uds, given.fd)
+
+
+def _options(text: str) -> Mapping[str, Any]:
+    try:
+        options = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"is not JSON: {error}") from error
+    if not isinstance(options, dict):
+        raise argparse.ArgumentTypeError(f"wants a JSON object, got {text!r}")
+    return options
+
+
+_TOLD: Mapping[str, tuple[Callable[[str], Any], str | None]] = {
+    "kind": (str, None), "exchange": (str, None), "job": (str, None), "options": (_options, "{}"),
+    "function": (str, ""), "name": (str, socket.gethostname()), "threads": (int, "1"), "heartbeat_s": (float, "2"),
+    "grace_s": (float, "30"), "leased": (lambda word: word == "True", "False"), "stuck_s": (float, "60"),
+    "scratch": (str, ""),
+}  # fmt: skip
+"""Each of Settings by its option or environment variable: how it is read, and its default (None: it has none)."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,6 @@ process to give, this process becomes the function itself, as on a node without 
                     made again elsewhere
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

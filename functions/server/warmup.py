@@ -1,8 +1,6 @@
 """What the node agent runs once, so that replicas forked from it find all of it loaded: lazy imports, operators,
 kernels. In one thread, and without touching a GPU."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tempfile

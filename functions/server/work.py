@@ -57,7 +57,6 @@ class Work:
         with contextlib.suppress(Exception):  # the calls say what is wrong
             if self._made is None:
                 self.function()
-                server.told.built()
         self.load_ahead(server)
         while (it := self.next()) is not None:
             self.waits.clear()
@@ -109,7 +108,6 @@ class Work:
         finish_printed()
         if ahead.broken:  # a call that has come is lost, and made again elsewhere
             server.leave()
-        server.told.loaded(ahead)
 
     def park(self) -> int | None:
         """The version that lies in the function now. Raises ValueError for one that cannot park."""
@@ -132,7 +130,5 @@ class Work:
             finish_printed()
             log.error("%s", " ".join(str(error).split()) or userfile.describe(error))
             os._exit(ASLEEP_EXIT)
-        seconds = time.monotonic() - begun_s
-        log.info("unparked after %.3f s", seconds)
-        server.told.built(seconds)
+        log.info("unparked after %.3f s", time.monotonic() - begun_s)
         self.load_ahead(server)

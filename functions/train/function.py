@@ -8,8 +8,6 @@ The result is a function of weights, optimizer state, samples, columns and param
 a warm replica computes on the numbers that a cold one loads. A call whose version is published is not trained again.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 
@@ -31,6 +29,7 @@ from functions.train.batch import NOTHING_LEFT, Targets, TrainBatch, after_entro
 from functions.train.feed import Feed
 from functions.train.fused import run_fused
 from functions.train.gang import ALONE, GangParams, Ranks, meet
+from functions.train.kept import Kept
 from functions.train.measured import memory, rank_tokens, reset_peak
 from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
@@ -60,15 +59,16 @@ class TrainFunction:
         if threads is not None:
             torch.set_num_threads(threads)
         self._held: TrainState | None = None
+        self._kept: list[Kept] = []
+        """Of a gang, of each model that it trains."""
         self._host = HostMemory()
         self._memory: dict[str, float] = {}
         """What the call at hand has used; none of a call whose version was there."""
 
     def park(self) -> int | None:
-        """Of a gang nothing is held: its ranks read their rows again."""
         if self._held is None:
-            self._host.park(())
-            return None
+            self._host.park(rows for kept in self._kept for rows in kept.rows.values())
+            return self._kept[0].version.number if self._kept else None
         self._held = lighter(self._held)
         self._host.park(tensors_of(self._held))
         return self._held.version.number
@@ -126,11 +126,18 @@ class TrainFunction:
             with context.phase("read"):
                 batches = [_batch(call, own, context) for _, own in models]
         held, self._held = self._held, None  # what fails half-way is not held on to
+        kept, self._kept = self._kept, []
         warm = held is not None and held.version == parent and held.structure == Structure.of(params)
-        alone = ranks.mesh is None  # a gang's shards are of no use to another gang
+        alone = ranks.mesh is None
         with context.phase("load"):
-            state = held if warm and alone and held is not None else load(parent, params, context, self._device, ranks)
-            states = [state, *(load(*other, context, self._device, ranks.turned()) for other in beside)]
+            state = (
+                held
+                if warm and alone and held is not None
+                else load(parent, params, context, self._device, ranks, kept)
+            )
+            states = [state, *(load(*other, context, self._device, ranks.turned(), kept) for other in beside)]
+        del kept
+        loaded = [one.optimizer.steps for one in states]
         try:
             with context.phase("train"):
                 reset_peak(self._device)
@@ -149,6 +156,10 @@ class TrainFunction:
                     mismatch = mismatch_columns(batches[:1], ranks)
         except (FatalError, ValueError) as error:
             raise FatalError(f"step {call.step}, weights {label(parent)}: {error}") from error
+        except Exception:  # a peer is lost, or the call is over
+            if not alone and loaded == [one.optimizer.steps for one in states]:
+                self._kept = [Kept.of(one.version, one.structure, one.ranks, one.optimizer) for one in states]
+            raise
         context.check()
         self._memory = memory(self._device, ranks)
         made, manifests = versions(), list[Manifest]()
@@ -161,6 +172,8 @@ class TrainFunction:
             with context.phase("publish"):
                 manifest, after = publish_state(trained, version, carry, result, context, durable=own.durable_state)
             manifests.append(manifest)
+            if after is not None and not alone:
+                self._kept.append(Kept.of(version, after.structure, after.ranks, after.optimizer))
         self._held = after if alone else None
         return manifests
 

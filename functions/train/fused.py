@@ -6,8 +6,6 @@ The updates are those of one after the other: only the order of work on a rank i
 0, once for a shape, and kept in the exchange: a later step, of whatever replicas, takes it from there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

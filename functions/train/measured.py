@@ -8,8 +8,6 @@ global_seqlen/balanced_min, balanced_max                    what the ranks did c
 (verl/workers/engine_workers.py, verl/utils/seqlen_balancing.py: log_seqlen_unbalance.) GB are 2**30 bytes, as there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

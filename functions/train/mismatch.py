@@ -4,8 +4,6 @@ lie from the engine's: mean |old - rollout| of its tokens, both of the distribut
 The batch's own number is rollout_corr/abs_diff_mean (algorithms/correction.py); this says which samples it comes from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

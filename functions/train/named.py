@@ -1,7 +1,5 @@
 """An estimator or a loss by its name, or the user's own by `path/to/file.py:function` (docs/algorithms.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

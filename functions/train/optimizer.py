@@ -5,8 +5,6 @@
 with progress = (step - warmup) / (total - warmup) in [0, 1] and ratio = min_lr_ratio; `step` counts from 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
@@ -93,8 +91,8 @@ class Optimizer:
         for parameter in self.named.values():
             if parameter.grad is None:  # every parameter has moments after the first step, whatever the batch was
                 parameter.grad = torch.zeros_like(parameter)
+        self.steps += 1  # before: what fails within is of neither step
         self._adam.step()
-        self.steps += 1
         return lr
 
 

@@ -9,8 +9,6 @@ step; one that has fewer makes idle passes (one token, no loss), because every p
 FSDP2: torch.distributed.fsdp.fully_shard (arXiv:2304.11277 describes its forerunner); ZeRO stage 3 (arXiv:1910.02054).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +87,7 @@ def shard(forward: Forward, mesh: DeviceMesh) -> None:
     ]
     if mesh["tp"].size() > 1:
         forward.tp, rest = mesh["tp"], mesh["dp", "cp", "tp"]._flatten("dp_cp_tp")
-        split_layers(forward.model, mesh["tp"])
+        split_layers(forward.model, mesh["tp"], last=forward.stage is None or forward.stage.last)
         ends = {forward.model.get_input_embeddings(), forward.model.get_output_embeddings()}
         parts = [part for part in backbone(forward.model).children() if part not in ends]
         layers += [part for part in parts if any(True for _ in part.parameters(recurse=False))]  # the last norm

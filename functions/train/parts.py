@@ -9,8 +9,6 @@ begin within a block sends the bytes up to that block's end to the rank that wri
 ranks read and write rows all the same, and swap them for columns among themselves (one all-to-all a tensor).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,11 +31,15 @@ def rows_of(count: int, size: int) -> list[tuple[int, int]]:
 
 
 def fetch_own(
-    exchange: Exchange, manifest: Manifest, wanted: Iterable[tuple[TensorEntry, Tensor]], ranks: Ranks
-) -> Iterator[tuple[str, Tensor]]:
-    """What this rank holds of each entry, by name, on the CPU: of one beside a sharded tensor as that is sharded, else
-    all. All ranks call it with the same entries. Raises Corrupt, as `fetch` of functions/weights/store.py."""
+    exchange: Exchange, manifest: Manifest, wanted: Iterable[tuple[TensorEntry, Tensor]], ranks: Ranks,
+    kept: Mapping[str, Tensor],
+) -> Iterator[tuple[str, Tensor]]:  # fmt: skip
+    """What this rank holds of each entry, by name, on the CPU where it was read: of one beside a sharded tensor as that
+    is sharded, else all. What is `kept` (kept.py) is not read. All ranks call it with the same entries. Raises
+    Corrupt, as `fetch` of functions/weights/store.py."""
     likes = {entry.name: (entry, like) for entry, like in wanted}
+    yield from ((name, kept[name]) for name in likes if name in kept)
+    likes = {name: found for name, found in likes.items() if name not in kept}
     asked, swapped = list[tuple[TensorEntry, int, int]](), dict[str, Tensor]()
     for entry, like in likes.values():
         asked.append((entry, *(_held(like, ranks) if isinstance(like, DTensor) else (0, entry.rows))))

@@ -8,8 +8,6 @@ is a pack, of any length. What a rank is sent, and in which order, it reads in i
 but tensors is sent. (torch.distributed.pipelining: see docs/decisions/0031-pipelines.md.)
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a train call says about itself while it works."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from functions.call.function import Context

@@ -7,8 +7,6 @@ The makespan is asked for in steps: at most bound + step K, K smallest, a step a
 Asked for each unit, the solver goes down one by one, and every one of them takes it as long as the last.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from itertools import pairwise

@@ -1,8 +1,6 @@
 """What a step decides of the whole batch before its first gradient, besides advantages: which tokens its loss treats in
 its own way, which have a gradient at all, and which samples take the places of others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

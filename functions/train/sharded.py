@@ -6,11 +6,9 @@ For the SHARED_ARCHITECTURES of functions/models/forward.py, whose output head i
 whole weights), where the checkpoint holds each tensor as the model does, under its name. Others are loaded whole.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,9 +41,10 @@ class Weights:
 
 def sharded_model(
     weights: Weights, adapt: Callable[[PreTrainedModel], None], context: Context, directory: Path, device: torch.device,
-    ranks: Ranks,
+    ranks: Ranks, kept: Mapping[str, Tensor],
 ) -> Forward | None:  # fmt: skip
     """The rank's shards of the model, on `device`; None where it has to be loaded whole. `adapt` adds adapters to it.
+    What is `kept` (kept.py) is not read.
 
     `directory` is for configuration files. Raises ValueError for a configuration that transformers cannot read.
     """
@@ -75,7 +74,7 @@ def sharded_model(
             if entry is None:
                 parameters[name].zero_()
         with context.phase("fetch"):
-            for name, rows in fetch_own(context.exchange, weights.manifest, wanted, ranks):
+            for name, rows in fetch_own(context.exchange, weights.manifest, wanted, ranks, kept):
                 parameters[name].copy_(placed(rows.to(parameters[name].dtype), parameters[name]))
     return forward
 

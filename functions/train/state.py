@@ -1,11 +1,10 @@
 """What a trainer holds of one version: model, optimizer, numbers that go from step to step. Load and publish."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from functions.models.lora import ADAPTER, adapter_tensors, add_adapters, load_a
 from functions.models.parked import tensors_in
 from functions.models.pretrained import checkpoint_names, checkpoint_tensors, load_causal_lm, load_critic, own_tensors
 from functions.train.gang import ALONE, Ranks, await_value
+from functions.train.kept import Kept, kept_for
 from functions.train.optimizer import MASTER, Optimizer
 from functions.train.parallel import Forward, placed, shard, whole
 from functions.train.parts import fetch_own, own_blocks
@@ -41,7 +41,7 @@ class Structure:
     lora: LoraParams | None
 
     @classmethod
-    def of(cls, params: TrainParams) -> Structure:
+    def of(cls, params: TrainParams) -> Self:
         return cls(params.objective, params.dtype, params.lora)
 
     @property
@@ -68,9 +68,10 @@ class TrainState:
 
 
 def load(
-    version: Version, params: TrainParams, context: Context, device: torch.device, ranks: Ranks = ALONE
-) -> TrainState:
-    """Everything from the exchange, of a gang the rank's part of every tensor.
+    version: Version, params: TrainParams, context: Context, device: torch.device, ranks: Ranks = ALONE,
+    kept: Sequence[Kept] = (),
+) -> TrainState:  # fmt: skip
+    """Everything from the exchange, of a gang the rank's part of every tensor, but what is `kept` of it.
 
     Weights are float32: a bfloat16 version brings float32 masters in its state.
     """
@@ -88,11 +89,12 @@ def load(
                 load_adapters(model, given if ranks.count("pp") == 1 else {n: given[n] for n in own if n in given})
 
     forward: Forward | None = None
+    rows = kept_for(kept, version, Structure.of(params), ranks)
     try:
         if ranks.mesh is not None:
             masters = {e.name.removeprefix(MASTER) for e in manifest.state if e.name.startswith(MASTER)}
             weights = Weights(read_manifest(context.exchange, base), params.objective == "policy", dtype, masters)
-            forward = sharded_model(weights, adapt, context, directory, device, ranks)
+            forward = sharded_model(weights, adapt, context, directory, device, ranks, rows)
         if forward is None:
             forward = _whole_model(base, params, adapt, context, directory, dtype, device, ranks)
     except ValueError as error:
@@ -103,13 +105,13 @@ def load(
     named, moments = trainable(model), dict[str, Tensor]()
     with context.phase("fetch"), torch.no_grad():
         owners = ((entry, named.get(entry.name.partition("/")[2])) for entry in manifest.state)
-        kept = [(entry, owner) for entry, owner in owners if owner is not None]
-        for name, rows in fetch_own(context.exchange, manifest, kept, ranks):
+        owned = [(entry, owner) for entry, owner in owners if owner is not None]
+        for name, own in fetch_own(context.exchange, manifest, owned, ranks, rows):
             parameter = named.get(name.removeprefix(MASTER))
             if parameter is None:
-                moments[name] = rows
+                moments[name] = own
             else:
-                parameter.copy_(placed(rows, parameter))
+                parameter.copy_(placed(own, parameter))
     trainer = manifest.trainer
     try:
         optimizer = Optimizer(named, moments, int(trainer.get("optimizer_steps", 0)))
@@ -185,8 +187,8 @@ def publish_state(
     """Weights, optimizer state and `result` (what a repeated call answers) as `version`, under one manifest.
 
     Not `durable`: the optimizer's state is held on this node alone, where it has room.
-    Also the state that has become that version; None where another attempt's counts, which may have other bits, and
-    of a gang: each rank writes its own part there, and rank 0 the manifest of all of them.
+    Also the state that has become that version; None where another attempt's counts, which may have other bits. Of a
+    gang each rank writes its own part, and rank 0 the manifest of all of them.
     """
     exchange, ranks, weights = context.exchange, state.ranks, _weights(state)
     parent = read_manifest(exchange, state.version)
@@ -196,9 +198,12 @@ def publish_state(
     moments = _own(_uncopied(_moments(state), state.forward), ranks)
     written = write_blobs(exchange, version, tensors=weights, state=moments, delta=delta, node=node)
     everyone = [Written.from_json(value) for value in ranks.in_mesh(ranks.gather(written.to_json()))]
+    published = weights if state.structure.deltas else {}
+    after = replace(state, version=version, carry=carry, published=published)
     if ranks.rank:
         await_value(manifest_key(version), context)
-        return read_manifest(exchange, version), None
+        manifest = read_manifest(exchange, version)
+        return manifest, after if manifest.keys().issuperset(written.keys) else None
     trainer = {"optimizer_steps": state.optimizer.steps, "carry": carry, "result": result}
     manifest = commit(
         exchange,
@@ -209,10 +214,7 @@ def publish_state(
         parent=state.version,
         adapter=_adapter(state),
     )
-    if manifest.trainer["result"] != result or ranks.size > 1:
-        return manifest, None
-    published = weights if state.structure.deltas else {}
-    return manifest, replace(state, version=version, carry=carry, published=published)
+    return manifest, after if manifest.trainer["result"] == result else None
 
 
 def _node(node: NodeExchange | None, ranks: Ranks) -> NodeExchange | None:

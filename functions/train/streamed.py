@@ -9,8 +9,6 @@ rounding (tests/train/test_streamed.py: 1e-6), not to the bit, and its order is 
 does not stream (docs/decisions/0007-train-while-generating.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

@@ -9,12 +9,10 @@ What is divided how is the model's own plan (transformers: `base_model_tp_plan`)
 the vocabulary is divided, here the tokens: every loss, truncation and metric of the head is computed as it is alone.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -82,8 +80,9 @@ def leave(parts: Tensor, mesh: DeviceMesh) -> Tensor:
     return DTensor.from_local(parts, mesh, [Partial()], run_check=False).full_tensor()
 
 
-def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Divides the layers over the ranks of `mesh`, the tp axis, in place; weights may be on the meta device.
+def split_layers(model: PreTrainedModel, mesh: DeviceMesh, *, last: bool) -> None:
+    """Divides the layers over the ranks of `mesh`, the tp axis, in place; weights may be on the meta device. `last`:
+    whether they end in the head, whose gradient each rank has for its tokens; of a pipeline's next stage it is whole.
 
     ValueError for a model that does not divide so, and for one with adapters.
     """
@@ -94,7 +93,8 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
         style = STYLES.get(plan.get(re.sub(r"\.\d+", ".*", name), ""))
         if style is not None:
             parallelize_module(module, mesh, style(), src_data_rank=None)
-    inner.register_forward_hook(lambda _, __, output: _entered(output, mesh))
+    if last:
+        inner.register_forward_hook(lambda _, __, output: _entered(output, mesh))
     model.get_input_embeddings().register_forward_hook(lambda _, __, states: _own_gradient(states, mesh))
 
 
@@ -119,7 +119,7 @@ class TokenShare:
     count: int
 
     @classmethod
-    def of(cls, pack: Pack, mesh: DeviceMesh) -> TokenShare:
+    def of(cls, pack: Pack, mesh: DeviceMesh) -> Self:
         count = pack.predicts.numel()
         each = -(-count // mesh.size())
         first = each * mesh.get_local_rank()

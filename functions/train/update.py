@@ -1,7 +1,5 @@
 """What a step of all samples at once (function.py) and one that is fed (streamed.py) have in common."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Adapters: merged into the weights of their base version with numpy alone, or as PEFT's files. No torch here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Version 0: a user's Hugging Face directory published as it is, byte by byte. No torch here."""
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Mapping
 from pathlib import Path

@@ -14,8 +14,6 @@ place (PULSE, arXiv:2602.03839); at that density a changed element costs 3.3 byt
 (docs/decisions/0011-deltas.md has the encodings that were compared).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

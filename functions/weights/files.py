@@ -1,7 +1,5 @@
 """Safetensors files: their header, and which files of a Hugging Face directory go with the weights. No torch here."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping

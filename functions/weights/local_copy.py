@@ -11,6 +11,7 @@ another base, is Corrupt and never weights.
 
 from __future__ import annotations
 
+import json
 import mmap
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ from functions.weights.files import decode_header, weight_files
 from functions.weights.manifest import ITEM_BYTES, Manifest, label, read_manifest, tensor_hash
 from functions.weights.materialize import materialize
 
+SOURCE = "source.json"
+"""In a directory whose weights are holes: where they lie."""
 Phase = Callable[[str], AbstractContextManager[None]]
 """Context.phase: `fetch`, and within it `fetch delta` where the version comes so."""
 
@@ -54,8 +57,13 @@ class LocalCopy:
         self.altered = False
         """Whether the latest `bring` failed while it wrote into files that had been handed out."""
 
-    def bring(self, exchange: Exchange, version: Version, phase: Phase) -> Arrival:
+    def bring(
+        self, exchange: Exchange, version: Version, phase: Phase, opened: tuple[str, str] | None = None
+    ) -> Arrival:
         """The directory of `version`, loadable by transformers and vLLM, and the deltas that it came by.
+
+        `opened`, (URL, job) of the exchange: its readers read the weights from there, and check them; those of the
+        directory are holes, but of adapters that are to be merged.
 
         Who still maps files of a directory handed out before sees them change. Raises NotFound for a version that was
         not published, and Corrupt, naming version and tensor, for altered bytes and for a delta that does not lead to
@@ -65,13 +73,17 @@ class LocalCopy:
         directory = self._root / directory_name(version)
         with phase("fetch"):
             manifest = read_manifest(exchange, version)
+            holes = opened is not None and manifest.adapter is None
             way = None if held is None else _way(exchange, held, manifest)
-            deltas = None if way is None else self._by_deltas(exchange, way, manifest, phase)
+            deltas = None if way is None else self._by_deltas(exchange, way, manifest, phase, apply=not holes)
             if deltas is None:
                 self.drop()
-                materialize(exchange, version, directory)
+                materialize(exchange, version, directory, holes=holes)
             elif self._directory != directory:
                 self._directory.rename(directory)
+            if opened is not None and holes:
+                where = {"exchange": opened[0], "job": opened[1], "version": version.to_json()}
+                (directory / SOURCE).write_text(json.dumps(where))
         self._held, self._directory = manifest, directory
         return Arrival(directory, None if held is None or deltas is None else Changes(held.version, deltas))
 
@@ -90,7 +102,7 @@ class LocalCopy:
         shutil.rmtree(self._root, ignore_errors=True)
 
     def _by_deltas(
-        self, exchange: Exchange, way: Sequence[Manifest], to: Manifest, phase: Phase
+        self, exchange: Exchange, way: Sequence[Manifest], to: Manifest, phase: Phase, *, apply: bool
     ) -> tuple[tuple[bytes, ...], ...] | None:
         """The deltas that were applied; None where one of them is gone, or the files are (somebody tidied up).
 
@@ -102,6 +114,8 @@ class LocalCopy:
                 tensors = _mapped(self._directory)
             except (NotFound, OSError, ValueError):
                 return None
+            if not apply:
+                return deltas
             self.altered = True
             for step, parts in zip(way, deltas, strict=True):
                 for part in parts:

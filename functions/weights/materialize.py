@@ -1,7 +1,5 @@
 """A version as a Hugging Face directory, loadable by transformers and vLLM. No torch here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +15,9 @@ FILE_BYTES = 4 * 2**30
 """Most bytes of one safetensors file of the directory."""
 
 
-def materialize(exchange: Exchange, version: Version, directory: Path) -> Path:
-    """Writes the version's files and weights into `directory` (created), and returns it.
+def materialize(exchange: Exchange, version: Version, directory: Path, *, holes: bool = False) -> Path:
+    """Writes the version's files and weights into `directory` (created), and returns it. `holes`: the weights' files
+    have their size and headers, but no weights, and take no room.
 
     The adapters of a LoRA version are merged into the weights of its base (in float32, then rounded to the base's
     dtype). Raises NotFound for a version that was not published, Corrupt for one whose bytes were altered.
@@ -45,7 +44,8 @@ def materialize(exchange: Exchange, version: Version, directory: Path) -> Path:
             for entry in group:
                 begin[entry.name] = at
                 at += entry.size_bytes
-            for entry, data in read_blobs(exchange, manifest, group):
+            file.truncate(at)
+            for entry, data in () if holes else read_blobs(exchange, manifest, group):
                 file.seek(begin[entry.name])
                 file.write(change(entry, data))
     return directory

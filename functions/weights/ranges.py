@@ -1,7 +1,5 @@
 """Bytes of tensors from the exchange, whole or in part, every block checked against its hash. No torch here."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Versions as torch tensors, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np

@@ -9,8 +9,6 @@ POST /v1/jobs/{id}/cancel                          POST /v1/jobs/{id}/resume
 DELETE /v1/jobs/{id}
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator

@@ -9,8 +9,6 @@ A server on loopback that is given no file makes one, `<runs>/.token`, as Jupyte
 directory find it, and the address that is printed has it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os
@@ -22,7 +20,8 @@ from typing import Literal
 
 from orchestrator.api.problems import ApiError
 from orchestrator.api.quota import UNLIMITED, Quota
-from orchestrator.base.errors import ConfigError, RunError
+from orchestrator.base.errors import ConfigError
+from orchestrator.base.files import writing
 
 Role = Literal["read", "write"]
 SHORTEST = 16
@@ -59,7 +58,7 @@ def parse_tokens(text: str, where: str) -> list[Token]:
 def own_token(runs: Path) -> Path:
     """The token file of a server that was given none: made once, for nobody but its owner to read. Raises RunError."""
     path = runs / OWN
-    try:
+    with writing(path):
         runs.mkdir(parents=True, exist_ok=True)
         if path.exists():
             path.chmod(0o600)
@@ -68,8 +67,6 @@ def own_token(runs: Path) -> Path:
             with os.fdopen(number, "w") as file:
                 file.write(f"local write {secrets.token_urlsafe(32)}\n")
             os.replace(temporary, path)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
     return path
 
 

@@ -1,7 +1,5 @@
 """The API's client: posts a job and follows its events over breaks of the connection."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

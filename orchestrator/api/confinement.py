@@ -16,8 +16,6 @@ A key without a rule is refused, whatever it holds; one whose values the schema 
 server's own defaults is not asked.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache

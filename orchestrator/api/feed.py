@@ -1,7 +1,5 @@
 """Events of a run to any number of followers, as server-sent events: one reader of the file, however many listen."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -6,8 +6,6 @@ A job names them by the directory that the answer gives. Bundles that no job nam
 file came, whenever another bundle begins.
 """
 
-from __future__ import annotations
-
 import filecmp
 import os
 import shutil

@@ -11,8 +11,6 @@ A run's state follows from its files and from which orchestrators are alive; not
 that restarts would miss. One server works on a directory of runs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -35,8 +33,9 @@ from orchestrator.api.problems import ApiError
 from orchestrator.api.quota import UNLIMITED, Quota, spent_usd
 from orchestrator.api.summary import Summary, SummaryFile
 from orchestrator.base.errors import OrchestratorError, RunError
+from orchestrator.base.files import write_atomically
 from orchestrator.job.config import JobConfig
-from orchestrator.run.directory import RunDirectory, unique_name, write_atomically
+from orchestrator.run.directory import RunDirectory, unique_name
 from orchestrator.run.events import EventType, tell_end
 from orchestrator.run.identity import delete_held
 from orchestrator.telemetry.now import FILE as NOW

@@ -2,8 +2,6 @@
 directory, so a server that restarts finds everything again.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.base.errors import RunError
-from orchestrator.run.directory import write_atomically
+from orchestrator.base.files import write_atomically
 
 OUTPUT = "orchestrator.log"
 PROCESS = "process"
@@ -25,15 +23,12 @@ class Launcher(Protocol):
 
     def start(self, job: str, launch: int) -> None:
         """Starts `rlhf-orchestrate resume <run directory>`: the job's `launch`-th start; nothing if that one exists."""
-        ...
 
     def stop(self, job: str) -> None:
         """Asks the job's orchestrator to end in order (SIGTERM); returns at once."""
-        ...
 
     def alive(self, jobs: Iterable[str]) -> frozenset[str]:
         """Those of the jobs whose orchestrator exists: starting, at work or ending."""
-        ...
 
 
 class LocalLauncher:

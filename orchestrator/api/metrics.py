@@ -4,8 +4,6 @@ What a job's orchestrator counts comes from its run directory (telemetry/job_met
 `job_id`: `job` is Prometheus' own word for what it scrapes. A job that has ended and is at rest counts by state only.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """What the API answers. Times are Unix seconds, costs US dollars, durations seconds."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field

@@ -4,8 +4,6 @@ Modules name each other by bare names (`app/job.js`, `preact`); an import map sa
 `/assets/...`; a report's map holds the modules themselves as data: URLs, so that the same page is one file.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

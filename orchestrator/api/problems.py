@@ -3,8 +3,6 @@
 {"type": "about:blank", "title": "Conflict", "status": 409, "detail": "job tiny-3f9a1c0b2d has succeeded", "errors": []}
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Mapping, Sequence

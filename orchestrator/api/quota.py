@@ -5,8 +5,6 @@ Who has spent a day's dollars within the last 24 hours gets no start, and what r
 goes on by `resume`. What was spent counts until the day is over, so that such a job cannot be deleted before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Self

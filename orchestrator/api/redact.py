@@ -1,7 +1,5 @@
 """Secrets never leave through the API: credentials in URLs, and the values of this process's secret settings."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -3,8 +3,6 @@
 The data are the API's own answers, thinned out as for a page; of samples, those of a few steps, evenly spread.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +27,7 @@ from orchestrator.api.views.tail import Tails
 from orchestrator.api.views.texts import PREFIX, Kind, kept_steps, read_samples
 from orchestrator.api.views.thin import Names
 from orchestrator.api.views.timeline import Timelines
-from orchestrator.base.errors import RunError
+from orchestrator.base.files import writing
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.ledger import read_books
 from orchestrator.telemetry.now import FILE as NOW
@@ -50,10 +48,8 @@ def write_report(run: Path, output: Path | None) -> Path:
     directory = RunDirectory.open(run)
     file = output or directory.path / "report.html"
     text = report_page(f"{directory.path.resolve().name} · rlhf-orchestrate report", report_data(directory))
-    try:
+    with writing(file):
         file.write_text(text)
-    except OSError as error:
-        raise RunError(f"{file}: cannot be written: {error.strerror}") from error
     return file
 
 

@@ -1,7 +1,5 @@
 """The routes of `/v1/jobs`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ Origin that is not the Host, as Go's http.CrossOriginProtection does), bodies of
 server listens on loopback, any request by a name that is not the machine's own (DNS rebinding).
 """
 
-from __future__ import annotations
-
 import ipaddress
 from urllib.parse import urlsplit
 

@@ -1,7 +1,5 @@
 """`rlhf-orchestrate serve`: the parts put together, and uvicorn around them."""
 
-from __future__ import annotations
-
 import json
 import os
 import tomllib
@@ -10,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI
 
-from functions.base.http_limits import backlog, limited
+from functions.base.http_limits import limited_server
 from functions.base.logs import About, log_lines
 from functions.server.forkserver_client import FORKSERVER, keep
 from orchestrator.api.app import create_app
@@ -76,14 +73,10 @@ def serve(options: ServeOptions) -> None:
     address = f"http://{options.host}:{options.port}"
     token = "" if options.tokens is not None else f"#token={read_token(own_token(options.runs.resolve()))}"
     print(f"dashboard: {address}/{token}\njob API:   {address}/openapi.json", flush=True)
-    config = uvicorn.Config(
-        app, host=options.host, port=options.port, http=limited(), backlog=backlog(), ws="none", log_config=None,
-        access_log=False, timeout_graceful_shutdown=3,
-    )  # fmt: skip
     with ExitStack() as stack:
         if options.job_template is None and FORKSERVER not in os.environ:  # which its jobs inherit
             os.environ[FORKSERVER] = stack.enter_context(keep(os.environ))
-        uvicorn.Server(config).run()
+        limited_server(app, host=options.host, port=options.port, timeout_graceful_shutdown=3).run()
 
 
 def read_table(path: Path) -> dict[str, Any]:

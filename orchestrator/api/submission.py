@@ -4,8 +4,6 @@ Relative paths are those of the first data root. Models and data sets of the Hub
 for a request nothing is downloaded, and no token of the server's is used.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib

@@ -1,7 +1,5 @@
 """What a run's events add up to, read as they come: only what was appended since the last look is parsed."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`rlhf-orchestrate submit --upload`: the files that a job names go to the server, and the job names them there."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@
 An endless task that ends is an error, however it ends (after `guard` of kopf's aiotasks).
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine

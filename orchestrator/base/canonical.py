@@ -1,7 +1,5 @@
 """JSON of which checksums can be made."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

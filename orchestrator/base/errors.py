@@ -11,8 +11,6 @@ OrchestratorError
 └── CallFailed         a function's call failed for good (exit code 1)
 """
 
-from __future__ import annotations
-
 
 class OrchestratorError(Exception):
     exit_code = 1

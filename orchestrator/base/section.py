@@ -1,7 +1,5 @@
 """What every section of a job file is: frozen, typed, without unknown keys."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict
 
 

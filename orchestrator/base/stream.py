@@ -1,7 +1,5 @@
 """A stream of results that several readers follow while it grows: how one stage feeds the next before it has ended."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Generic, TypeVar

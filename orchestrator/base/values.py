@@ -1,7 +1,5 @@
 """What no value of a job may be, whatever its key: a number that is not finite, a string that no file or wire takes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -6,8 +6,6 @@ The ranks meet through the exchange, under the attempt's name (functions/train/g
 the call, not after the attempt or the number of ranks: a repeated gang, of whatever size, finds it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Arguments that several commands take."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from pathlib import Path

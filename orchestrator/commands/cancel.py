@@ -1,7 +1,5 @@
 """Stops the orchestrator that works on a run; what is committed stays, and `resume` goes on from there."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

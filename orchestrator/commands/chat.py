@@ -1,7 +1,5 @@
 """Talk with a model, or with the policy of a run: a line in, an answer out, until the end of input."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 
 from orchestrator.commands import serve_model

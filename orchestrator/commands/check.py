@@ -1,7 +1,5 @@
 """One line of what `doctor` says."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -5,8 +5,6 @@
 For zsh a file of that in $fpath, named _rlhf-orchestrate. The package shtab makes it, from the commands as they are.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 
 from orchestrator.base.errors import RunError

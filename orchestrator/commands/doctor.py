@@ -1,7 +1,5 @@
 """What this machine and a job need, checked before anything runs; with --platform knative, what a cluster lacks."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

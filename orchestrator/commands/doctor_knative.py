@@ -1,7 +1,5 @@
 """`doctor --platform knative`: what a job needs of a cluster, and the patch that would set it."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -29,7 +27,9 @@ RIGHTS = (
     ("", "pods", ("get", "list", "watch", "patch", "delete")),
     ("", "secrets", ("get", "create", "patch")),
 )
-"""All that the platform asks for, in the job's namespace."""
+"""All that the platform asks for, in the job's namespace,"""
+QUEUE = ("kueue.x-k8s.io", "localqueues", ("get",))
+"""and where its functions have a queue."""
 
 
 def check(job: JobConfig | None, config: KnativeConfig) -> Iterator[Check]:
@@ -51,7 +51,7 @@ def check(job: JobConfig | None, config: KnativeConfig) -> Iterator[Check]:
     kn = find_kn()
     yield Check("kn", True, kn or "not on the PATH: Services go through the API")
     yield from _settings(api, job, config)
-    yield from _rights(api, config.namespace)
+    yield from _rights(api, config)
     yield from _objects(api, config)
     yield _gpus(api, job, config)
 
@@ -134,8 +134,9 @@ def patch(name: str, data: Mapping[str, str]) -> str:
     return f"kubectl patch configmap {name} -n {SYSTEM} --type merge -p '{json.dumps({'data': dict(data)})}'"
 
 
-def _rights(api: KubeApi, namespace: str) -> Iterator[Check]:
-    for group, resource, verbs in RIGHTS:
+def _rights(api: KubeApi, config: KnativeConfig) -> Iterator[Check]:
+    namespace = config.namespace
+    for group, resource, verbs in RIGHTS if config.queue is None else (*RIGHTS, QUEUE):
         denied = [verb for verb in verbs if not _may(api, namespace, group, resource, verb)]
         name = f"{resource}.{group}" if group else resource
         yield Check(

@@ -5,8 +5,6 @@ and (samples/000000.jsonl) what was answered. Of a run its reward, rollout and f
 given. best@k is the expected best of k samples (pass@k where accuracies are 0 and 1), maj@n the answer that most give.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
@@ -20,13 +18,14 @@ from rich.table import Table
 
 from functions.base.wire import Json
 from orchestrator.base.errors import ConfigError
+from orchestrator.base.files import write_atomically
 from orchestrator.commands.arguments import RUNS, json_output, print_json, run_path
 from orchestrator.commands.cost import books_of
 from orchestrator.job.config import apply_override, parse_job
 from orchestrator.job.data import read_rows
 from orchestrator.job.hub import HubId
 from orchestrator.job.located import data_files
-from orchestrator.run.directory import RunDirectory, unique_name, write_atomically
+from orchestrator.run.directory import RunDirectory, unique_name
 from orchestrator.session.session import Run, prepare, train
 from orchestrator.session.terminal_view import dollars, open_view
 

@@ -4,8 +4,6 @@ Without --adapter a Hugging Face directory, adapters merged into the weights; wi
 has it. --push sends them to a repository of the Hub (made private where there is none); the token is HF_TOKEN's.
 """
 
-from __future__ import annotations
-
 import asyncio
 from argparse import ArgumentParser, Namespace
 from pathlib import Path

@@ -4,8 +4,6 @@ The planner is asked for two steps in a row: the first starts from nothing, the 
 is not part of it, nor are functions of which nothing is known (`unknown`).
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

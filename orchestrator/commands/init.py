@@ -4,8 +4,6 @@ Found out: the column of the prompts, whether they want the chat template, what 
 answers, how long prompts and responses are, how many prompts fit a step. Where no rule fits, reward.py is written too.
 """
 
-from __future__ import annotations
-
 import re
 from argparse import ArgumentParser, Namespace
 from pathlib import Path

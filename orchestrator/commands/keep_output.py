@@ -1,11 +1,9 @@
 """What a process prints goes to its own stdout and, besides, to a file that outlives the machine it runs on."""
 
-from __future__ import annotations
-
 import atexit
 import os
+import subprocess
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,37 +12,26 @@ LAST_S = 5.0
 
 
 def keep_output(path: Path) -> None:
-    """From here on stdout and stderr, of this process and of those it starts, are also appended to `path`.
+    """From here on stdout and stderr, of this process and of those it starts, are also appended to `path`, by tee(1).
 
     A file that cannot be written is done without: a run goes on, and stdout has everything.
     """
-    file = None
-    with suppress(OSError):
-        file = path.open("ab", buffering=0)
-    read, write = os.pipe()
     before = os.dup(1)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(write, 1)
-    os.dup2(write, 2)
-    os.close(write)
+    tee = subprocess.Popen(["tee", "-a", path], stdin=subprocess.PIPE, start_new_session=True)  # what ends us spares it
+    assert tee.stdin is not None
 
-    def copy() -> None:
-        while block := os.read(read, 1 << 16):
-            with suppress(OSError):
-                os.write(before, block)
-            with suppress(OSError):
-                if file is not None:
-                    file.write(block)
-
-    thread = threading.Thread(target=copy, name="output", daemon=True)
-    thread.start()
-
-    def end() -> None:
+    def to(target: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.dup2(before, 1)
-        os.dup2(before, 2)
-        thread.join(LAST_S)
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+
+    to(tee.stdin.fileno())
+    tee.stdin.close()
+
+    def end() -> None:
+        to(before)
+        with suppress(subprocess.TimeoutExpired):
+            tee.wait(LAST_S)
 
     atexit.register(end)

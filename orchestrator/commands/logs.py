@@ -5,8 +5,6 @@ On this machine a replica writes `logs/<function>-<n>.log` in the run directory;
 cluster the logs are the cluster's.
 """
 
-from __future__ import annotations
-
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator

@@ -10,8 +10,6 @@ A command is a module of this room, named by its verb:
 Only the module of the command that was given is imported.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter

@@ -1,7 +1,5 @@
 """Lists the algorithms: what each is, its paper, the models it needs, and the settings that it changes."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 
 from orchestrator.commands.arguments import json_output, print_json

@@ -1,7 +1,5 @@
 """A run as one HTML file: the dashboard's pictures, without a server."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 how much is kept, and where models and data lie (orchestrator/run/identity.py has the list).
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 
 from orchestrator.api.launch import OUTPUT

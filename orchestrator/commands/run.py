@@ -1,7 +1,5 @@
 """Runs a job from its file. All of it is in the run directory; `resume` goes on with it after a crash or a stop."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from argparse import ArgumentParser, Namespace

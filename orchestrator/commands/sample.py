@@ -1,7 +1,5 @@
 """Responses to the prompts of a JSONL file (`prompt`: text or messages), by a model or the policy of a run."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Jobs run as processes here, or (--job-template) as Kubernetes Jobs; they go on w
 finds them.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Replicas are started when somebody asks and are gone when nobody does. On loopback a token is made and printed.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ simulate runs/job                            a run that was made, again: its len
 simulate 3b-grpo-gpqa --picture gantt.svg    replicas' lives over the last two steps of each of the loop's policies
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,14 +24,11 @@ from orchestrator.planner.policies import ADAPTIVE
 from orchestrator.planner.scaling import OBJECTIVES, Goal, Unmet
 from orchestrator.run.directory import RunDirectory
 from orchestrator.session.terminal_view import number
-from orchestrator.simulation import tail_batching
 from orchestrator.simulation.baselines import POLICIES, SERVERFUL
 from orchestrator.simulation.job import Outcome, simulate
-from orchestrator.simulation.lengths import Lognormal
 from orchestrator.simulation.replay import replay
 from orchestrator.simulation.scenario import Scenario
 from orchestrator.simulation.scenarios import find_scenario, names
-from orchestrator.simulation.tail_batching import Rounds
 
 HELP = "policies side by side, in virtual time"
 EXAMPLE = "rlhf-orchestrate simulate 3b-grpo-gpqa --policy adaptive"
@@ -42,16 +37,12 @@ BASE = SERVERFUL.name
 DECIDES = ADAPTIVE.name
 """The policy that decides by what was asked for."""
 SHOWN_STEPS = 2
-NAMES = (*POLICIES, tail_batching.NAME)
 
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("scenario", help="a built-in scenario, a TOML file, a run's directory, or `list`")
     parser.add_argument(
-        "--policy",
-        action="append",
-        choices=NAMES,
-        help="compare only these with serverful (repeatable)",
+        "--policy", action="append", choices=tuple(POLICIES), help="compare only these with serverful (repeatable)"
     )
     parser.add_argument("--objective", choices=OBJECTIVES, default="knee", help="what `adaptive` decides for")
     parser.add_argument("--deadline-s", type=float, help="a step of `adaptive` may not take longer")
@@ -76,12 +67,6 @@ def execute(given: Namespace) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     others = [name for name in POLICIES if name != BASE and (given.policy is None or name in given.policy)]
-    drawn = isinstance(scenario.lengths, Lognormal)
-    if not drawn and tail_batching.NAME in (given.policy or ()):
-        raise ConfigError(
-            f"--policy {tail_batching.NAME}: begins more responses than it keeps, and a trace has no lengths of those "
-            "(wants a scenario with lengths.mean and lengths.sigma)"
-        )
     if DECIDES not in others and goal != Goal():
         raise ConfigError(
             f"--objective, --deadline-s and --budget-usd are for {DECIDES}, which is not among the policies"
@@ -93,18 +78,16 @@ def execute(given: Namespace) -> int:
         ]
     except Unmet as error:
         raise RunError(f"planner: {error}") from None
-    rounds = [tail_batching.tail_batching(scenario)] if drawn and tail_batching.NAME in (given.policy or NAMES) else []
-    told: list[Outcome | Rounds] = [*outcomes, *rounds]
     if given.json:
-        print_json([_outcome_json(scenario, outcome) for outcome in told])
+        print_json([_outcome_json(scenario, outcome) for outcome in outcomes])
     else:
-        Console().print(outcome_table(scenario, told), highlight=False)
+        Console().print(outcome_table(scenario, outcomes), highlight=False)
     if given.picture is not None:
         write_picture(given.picture, outcome_picture(scenario, outcomes))
     return 0
 
 
-def outcome_table(scenario: Scenario, outcomes: Sequence[Outcome | Rounds]) -> Table:
+def outcome_table(scenario: Scenario, outcomes: Sequence[Outcome]) -> Table:
     """Means over all steps; the first outcome is what the others are compared with."""
     title = f"{scenario.name}: {scenario.gpus} x {scenario.device.name}, {len(outcomes[0].step_s)} steps"
     table = Table("policy", box=SIMPLE, title=title, title_justify="left")
@@ -126,7 +109,7 @@ def outcome_table(scenario: Scenario, outcomes: Sequence[Outcome | Rounds]) -> T
     return table
 
 
-def _outcome_json(scenario: Scenario, outcome: Outcome | Rounds) -> dict[str, Any]:
+def _outcome_json(scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
     """Means over all steps; the first outcome is what the others are compared with."""
     step_s, gpu_s = _means(outcome)
     seconds = "step_gpu_s" if scenario.unit == "GPU" else "step_replica_s"
@@ -134,18 +117,16 @@ def _outcome_json(scenario: Scenario, outcome: Outcome | Rounds) -> dict[str, An
     return {"policy": outcome.policy, "steps": len(outcome.step_s), "step_s": step_s, seconds: gpu_s, "step_usd": usd}
 
 
-def _usd(scenario: Scenario, outcome: Outcome | Rounds) -> float | None:
+def _usd(scenario: Scenario, outcome: Outcome) -> float | None:
     """Of a step; by the price of a GPU, or by those of a run's functions."""
     price = scenario.device.usd_per_hour
     if price is not None:
         return _means(outcome)[1] * price / 3600.0
-    if isinstance(outcome, Rounds):
-        return None
     usd = scenario.usd(outcome.usage, outcome.plans[-1].stop_s)
     return None if usd is None else usd / len(outcome.step_s)
 
 
-def _means(outcome: Outcome | Rounds) -> tuple[float, float]:
+def _means(outcome: Outcome) -> tuple[float, float]:
     steps = len(outcome.step_s)
     return sum(outcome.step_s) / steps, outcome.total_gpu_s / steps
 

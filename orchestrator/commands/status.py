@@ -1,7 +1,5 @@
 """How far a run has come, its last steps and where their time went: from the files of its directory, at any time."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence

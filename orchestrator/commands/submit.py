@@ -5,8 +5,6 @@ data root); elsewhere they are the server's, or with --upload the files are sent
 --token-file, from $RLHF_TOKEN, or from runs/.token where a server of this machine keeps it.
 """
 
-from __future__ import annotations
-
 import tomllib
 import uuid
 from argparse import ArgumentParser, Namespace

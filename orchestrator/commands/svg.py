@@ -4,8 +4,6 @@ A panel is a piece of SVG with its height; `figure` stacks panels. Gantt charts 
 that policies below each other can be compared by eye.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass

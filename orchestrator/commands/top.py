@@ -1,7 +1,5 @@
 """The jobs of a server, live on a terminal, once elsewhere."""
 
-from __future__ import annotations
-
 import time
 from argparse import ArgumentParser, Namespace
 from typing import Any

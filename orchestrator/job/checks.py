@@ -3,8 +3,6 @@
 Nothing of the user's is executed: a file is parsed, not imported.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import importlib.util

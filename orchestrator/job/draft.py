@@ -1,7 +1,5 @@
 """A job file from a model and a data set: what can be found out of them is found out, the rest is said in comments."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

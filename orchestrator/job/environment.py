@@ -4,8 +4,6 @@ model's chat template takes them.
 They are opened in a process of their own: user code may import what it likes, and the orchestrator imports no torch.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

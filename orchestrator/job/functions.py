@@ -1,7 +1,5 @@
 """The functions of a job: which there are, what each is told, what each costs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 `job.toml` of a run keeps the pinned ids, so that a resume, on another machine too, finds what the run began with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

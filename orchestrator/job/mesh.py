@@ -1,7 +1,5 @@
 """Meshes that cannot be, and models that no rank of theirs could hold: said before anything is paid for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

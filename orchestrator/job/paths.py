@@ -1,7 +1,5 @@
 """The keys of a job that are paths, or name code in files; made absolute."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

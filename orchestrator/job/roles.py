@@ -3,8 +3,6 @@
 A further critic is two rows (who says its values, who trains it); a function of a further kind is one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """`[telemetry]` of a job: what it tells, and whom."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Stages beside generation (reward, reference, critic): on how many replicas, and when what they work on is ready."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 

@@ -1,7 +1,5 @@
 """What planning a step needs to know of its functions: latency models, cold starts, prices, limits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

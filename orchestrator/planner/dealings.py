@@ -3,8 +3,6 @@
 Runs of similar length, for every number of replicas (assignment.py); and equal work for each, on all replicas or fewer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain

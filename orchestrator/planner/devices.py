@@ -7,8 +7,6 @@ Decode reads all weights once a step (slope 0 in the batch) and each sequence's 
 the second is read at a lower share of the bandwidth than the first.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

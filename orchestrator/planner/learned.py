@@ -1,7 +1,5 @@
 """What the functions of a job cost in time: their latency models, learned from the calls that were made."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

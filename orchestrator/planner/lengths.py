@@ -12,8 +12,6 @@ of all sources while a source has few prompts. With no history at all any order 
 (what is not known of a positive number is its scale: Jeffreys' prior, uniform in ln L).
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections import deque

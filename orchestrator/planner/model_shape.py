@@ -1,7 +1,5 @@
 """The shape of a model from its Hugging Face directory: what the roofline needs of it. No weights are read."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -11,8 +11,6 @@ All ways to deal the samples, with all cuts of their tails that are worth it, ar
 steps take hardly longer than one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

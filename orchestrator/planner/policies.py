@@ -8,8 +8,6 @@
 Simulations have more to compare with (orchestrator/simulation/baselines.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -6,8 +6,6 @@ monotonically with savings; it does not (samples aX, aY: one distinct prefix of 
 them needs no such assumption.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

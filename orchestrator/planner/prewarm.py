@@ -1,7 +1,5 @@
 """What is started ahead of its use, so that its start is over when it is."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Train functions: on how many ranks each, and from when. The choice for one leaves room to the next."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

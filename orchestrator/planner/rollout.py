@@ -8,8 +8,6 @@ took part in min(L_i, L_k) of them:
 With more samples than slots each waits for the slot that is free first (`queued`).
 """
 
-from __future__ import annotations
-
 import heapq
 
 import numpy as np

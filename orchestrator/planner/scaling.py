@@ -11,8 +11,6 @@ RLHFless weighs lam T / T_ref + (1 - lam) C / C_ref; its lam and references are 
 carry over between workloads. T^w C has no unit to normalise: its level lines are those of equal relative exchange.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -10,8 +10,6 @@
 A replica is paid for from the moment it is started (scheduled) until it is gone; a function at zero costs nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -50,6 +48,8 @@ class Replica:
     name: str
     state: ReplicaState
     since_s: float
+    waits: str = ""
+    """What capacity a starting one waits for, in a line."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class Usage:
     """When it could first take a call; None: never yet, or the platform does not tell."""
     draining_s: float | None = None
     """When it was asked to go; None: it was not."""
+    parked_s: float = 0.0
+    """How long its process was parked before it, without an accelerator; known from its first call on."""
 
 
 class PlatformError(RunError):

@@ -1,7 +1,5 @@
 """The GPUs of this machine, counted without loading CUDA."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Sequence

@@ -132,6 +132,7 @@ class LocalPlatform:
                 async with aclosing(stream(client, request, what, lost=(503,))) as events:
                     async for event in events:
                         queue.failed_starts = 0
+                        replica.parked_s = float(event.data.get("parked_s", replica.parked_s))
                         if event.kind in ("done", "error"):
                             over = True  # before it is yielded: whoever reads it may let the replica go
                             queue.release(replica, whole="deadline_s" not in event.data)

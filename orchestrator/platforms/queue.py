@@ -8,8 +8,6 @@
 start and stop replicas themselves. `Life` is one replica's time, from which `Replica` and `Usage` are read.
 """
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
@@ -37,6 +35,7 @@ class Life:
     draining_s: float | None = None
     busy_s: float = 0.0
     busy_since_s: float | None = None
+    parked_s: float = 0.0
 
     @property
     def free(self) -> bool:
@@ -80,7 +79,7 @@ def usage(lives: Iterable[Life]) -> list[Usage]:
         Usage(
             life.function, life.name, started_s, life.stopped_s,
             life.busy_s + (0.0 if life.busy_since_s is None else now_s() - life.busy_since_s),
-            life.ready_s, life.draining_s,
+            life.ready_s, life.draining_s, life.parked_s,
         )
         for started_s, life in sorted(paid, key=lambda pair: pair[0])
     ]  # fmt: skip

@@ -4,8 +4,6 @@ Its owner holds a lock on it for as long as it lives. One whose owner was killed
 on the machine removes it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -4,8 +4,6 @@ Whatever breaks between us and the function is CallLost. The end marker is the `
 the response: Knative ends one that ran into its time limit as a clean 200.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Container

@@ -1,7 +1,5 @@
 """One file per algorithm, its dataflow in a few lines. `rlhf-orchestrate recipes` lists them."""
 
-from __future__ import annotations
-
 from functions.base.suggest import did_you_mean
 from orchestrator.base.errors import ConfigError
 from orchestrator.recipes.base import Recipe, recipe, recipe_from_file

@@ -8,8 +8,6 @@
 A user's own recipe is such a function in a Python file, named in the job: recipe = "my_recipe.py:my_function".
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass

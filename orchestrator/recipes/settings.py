@@ -1,7 +1,5 @@
 """What the train calls of a job get: the recipe's settings, the job's over them, checked before anything runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path

@@ -10,8 +10,6 @@ profile/       traces of calls, by step and function  code/         functions of
 lock           held while an orchestrator works      api.json, process, orchestrator.log   of the job API
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -22,11 +20,12 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from functions.exchange.base import Exchange, ExchangeError, Unavailable
 from functions.exchange.open import open_exchange
 from orchestrator.base.errors import Away, ConfigError, RunError
+from orchestrator.base.files import write_atomically
 from orchestrator.job.config import JobConfig, dump_job, load_job
 from orchestrator.run.identity import JOURNAL, RunIdentity, delete_held, may_change
 
@@ -46,24 +45,20 @@ class RunDirectory:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, job: JobConfig) -> RunDirectory:
+    def create(cls, path: Path, job: JobConfig) -> Self:
         """Makes a new one. Raises RunError where there is a run already."""
         if (path / "run.json").exists():
             raise RunError(
                 f"{path}: holds a run already; go on with `rlhf-orchestrate resume {path}`, "
                 "or start another with `--run-dir DIR` or `name=OTHER`"
             )
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            write_atomically(path / "job.toml", dump_job(job).encode())
-            run = {"format": FORMAT, "job": job.name, "id": uuid.uuid4().hex[:12]}
-            write_atomically(path / "run.json", json.dumps(run).encode() + b"\n")
-        except OSError as error:
-            raise RunError(f"{path}: cannot be made a run directory: {error.strerror}") from error
+        write_atomically(path / "job.toml", dump_job(job).encode())
+        run = {"format": FORMAT, "job": job.name, "id": uuid.uuid4().hex[:12]}
+        write_atomically(path / "run.json", json.dumps(run).encode() + b"\n")
         return cls(path)
 
     @classmethod
-    def open(cls, path: Path) -> RunDirectory:
+    def open(cls, path: Path) -> Self:
         try:
             found = json.loads((path / "run.json").read_text())
         except FileNotFoundError:
@@ -179,18 +174,3 @@ def unique_name(name: str) -> str:
     """`arithmetic-3f9a1c0b2d`: what a job is called where others have theirs, a namespace or a server."""
     digits = secrets.token_hex(_DIGITS)
     return f"{name[: LONGEST - len(digits) - 1].rstrip('-')}-{digits}"
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Readers see the old content or the new, never half. One writer at a time: the run's lock sees to that."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

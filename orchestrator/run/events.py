@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from functions.base.wire import Json
-from orchestrator.base.append_log import Lines
 from orchestrator.base.errors import OrchestratorError, RunError
+from orchestrator.base.files import Lines
 from orchestrator.run.directory import RunDirectory
 
 FILE = "events.jsonl"

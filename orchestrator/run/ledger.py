@@ -7,7 +7,7 @@ that it did not commit is part of that step.
 
 cost.json
     usd, wall_s             of the whole job until now
-    functions               {name: replica_s, busy_s, gpu_s, usd, starts}
+    functions               {name: replica_s, busy_s, gpu_s, usd, starts, parked_s}
     steps                   [{step, wall_s, usd, functions}], committed ones
     open                    the same for the step that is not committed yet
     executions              how many times the job was started or resumed
@@ -24,8 +24,8 @@ from typing import Any
 
 from functions.base.wire import Json
 from orchestrator.base.errors import RunError
+from orchestrator.base.files import write_atomically
 from orchestrator.platforms.base import FunctionSpec, Usage
-from orchestrator.run.directory import write_atomically
 
 FORMAT = 1
 
@@ -40,6 +40,8 @@ class Cost:
     usd: float = 0.0
     starts: int = 0
     """Replicas started: each was a cold start."""
+    parked_s: float = 0.0
+    """Of their processes between two replicas: host memory, no accelerator; no part of replica_s."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -48,10 +50,11 @@ class Cost:
             self.gpu_s + other.gpu_s,
             self.usd + other.usd,
             self.starts + other.starts,
+            self.parked_s + other.parked_s,
         )
 
     def __sub__(self, other: Cost) -> Cost:
-        return self + Cost(-other.replica_s, -other.busy_s, -other.gpu_s, -other.usd, -other.starts)
+        return self + Cost(-other.replica_s, -other.busy_s, -other.gpu_s, -other.usd, -other.starts, -other.parked_s)
 
 
 Costs = Mapping[str, Cost]
@@ -66,7 +69,8 @@ def costs_of(usage: Iterable[Usage], specs: Iterable[FunctionSpec], now_s: float
         spec = by_name[life.function]
         replica_s = max(0.0, (now_s if life.stopped_s is None else life.stopped_s) - life.started_s)
         usd = replica_s / 3600 * spec.usd_per_hour
-        costs[life.function] += Cost(replica_s, min(life.busy_s, replica_s), replica_s * spec.gpus, usd, 1)
+        busy_s, gpu_s = min(life.busy_s, replica_s), replica_s * spec.gpus
+        costs[life.function] += Cost(replica_s, busy_s, gpu_s, usd, 1, life.parked_s)
     return costs
 
 
@@ -205,10 +209,7 @@ class Ledger:
         Raises RunError where it cannot be written.
         """
         self._books = self.count(usage, now_s)
-        try:
-            write_atomically(self._path, json.dumps(self._books.to_json(), indent=1).encode() + b"\n")
-        except OSError as error:
-            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
+        write_atomically(self._path, json.dumps(self._books.to_json(), indent=1).encode() + b"\n")
         return self._books
 
     def close_step(self, step: int, usage: Sequence[Usage], now_s: float) -> StepCost:

@@ -7,8 +7,6 @@ parent. What the orchestrator itself had put it puts again, calls that are whole
 made again, and with them what followed from them (a call's id names its inputs).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

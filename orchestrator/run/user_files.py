@@ -6,8 +6,6 @@
 disk by functions.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The job's models as versions: where they start, what identifies them, which are kept, and the final export."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

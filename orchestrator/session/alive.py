@@ -1,7 +1,5 @@
 """The orchestrator's sign of life on a cluster: while it is there, the job's processes stay parked on their nodes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress

@@ -4,8 +4,6 @@ One of a file is where it is. One of a notebook's cell is written into a file wi
 imports, constants, other functions. Whatever else it uses cannot be carried, and is named.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import inspect

@@ -1,7 +1,5 @@
 """The planner that a job file asks for: [planner] in, StaticPlanner or AdaptivePlanner out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """From a job to its platform: the one place that knows them all. `kubernetes` loads only for a job on a cluster."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path

@@ -15,8 +15,6 @@ if __name__ == "__main__":                         # functions import this file 
     print(job.wait())
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

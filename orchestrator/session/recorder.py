@@ -4,8 +4,6 @@ Everything here is derived from the journal and the platform's books: a recorder
 journal when it opens, and never decides anything.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -13,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -21,12 +19,13 @@ from functions.base.samples import Columns
 from functions.base.wire import Json, Ref
 from orchestrator.base.background import Retried, guarded, in_one_line, stopped
 from orchestrator.base.errors import RunError
+from orchestrator.base.files import write_atomically
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
 from orchestrator.job.config import JobConfig
 from orchestrator.planner.base import CallObservation, StepPlan
-from orchestrator.platforms.base import FunctionSpec, Platform
-from orchestrator.run.directory import PROFILE, write_atomically
+from orchestrator.platforms.base import FunctionSpec, Platform, Replica
+from orchestrator.run.directory import PROFILE
 from orchestrator.run.events import EventLog
 from orchestrator.run.journal import Record
 from orchestrator.run.ledger import Books, Cost, Ledger, total
@@ -51,6 +50,8 @@ FOLLOWED = ("response_length/mean", "dpo/accuracy", "rm/accuracy", "actor/ppo_kl
 FIRST_FAILURES = 8
 NOTE_S = 60.0
 """A note stays in view for so long, unless another comes."""
+ROOM_S = 5.0
+"""A replica that has had no room for so long is told of."""
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +117,8 @@ class Recorder:
         for call in report.calls:
             if call.profile is not None:
                 counts[call.function] += 1
-                name = f"{call.function}-{counts[call.function]}.json.gz"
-                self._write(PROFILE, f"{number:06d}/{name}", await self._store.get(Ref.from_json(call.profile)))
+                file = self._path / PROFILE / f"{number:06d}" / f"{call.function}-{counts[call.function]}.json.gz"
+                write_atomically(file, await self._store.get(Ref.from_json(call.profile)))
 
     async def _texts(self, refs: Sequence[Ref]) -> list[Json]:
         texts = [json.loads(line) for ref in refs for line in (await self._store.get(ref)).splitlines()]
@@ -126,13 +127,7 @@ class Recorder:
     def _write_texts(self, name: str, kept: Sequence[Json]) -> None:
         if kept:
             lines = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in kept)
-            self._write("samples", f"{name}.jsonl", lines.encode())
-
-    def _write(self, folder: str, name: str, data: bytes) -> None:
-        try:
-            write_atomically(self._path / folder / name, data)
-        except OSError as error:
-            raise RunError(f"{self._path / folder}: cannot be written: {error.strerror}") from error
+            write_atomically(self._path / "samples" / f"{name}.jsonl", lines.encode())
 
     def committed(self, result: StepResult) -> None:
         """A step is in the journal: metrics, cost and trace follow it."""
@@ -150,7 +145,9 @@ class Recorder:
             sink.write(step, metrics)
         name = f"step {step}"
         lengths = [result.report.lengths[group] for group in sorted(result.report.lengths)]
-        spans = [TraceSpan(JOB, "step", name, result.start_s, result.stop_s, {"lengths": lengths})]
+        waits = {name: asdict(seen) for name, seen in result.report.waits.items()}
+        said = {"lengths": lengths} | ({"waits": waits} if waits else {})
+        spans = [TraceSpan(JOB, "step", name, result.start_s, result.stop_s, said)]
         spans += [TraceSpan(JOB, stage.name, name, stage.start_s, stage.stop_s) for stage in result.report.stages]
         spans += [call_span(call) for call in result.report.calls]
         self._trace.write(spans, usage, now_s)
@@ -235,6 +232,7 @@ class Recorder:
     async def _watch(self) -> None:
         """Endless. What cannot be written now, is when it can."""
         shown: Json = {}
+        crowded = False
         clock, attempt = asyncio.get_running_loop().time, self._retried.attempt
         written_s = clock()
         while True:
@@ -250,12 +248,16 @@ class Recorder:
             if now != shown:
                 attempt("events", partial(self._events.append, "stage", now))
                 shown = now
+            if bool(room := no_room(self._platform.replicas(), clock())) != crowded:
+                crowded = not crowded
+                self.note(room or "there is capacity again")
             self._write_notes()
             await asyncio.sleep(VIEW_EVERY_S)
 
     def snapshot(self) -> Snapshot:
         """The job now; its cost as of the last look into the books."""
-        existing = Counter(replica.function for replica in self._platform.replicas())
+        replicas = self._platform.replicas()
+        existing = Counter(replica.function for replica in replicas)
         step, curves, books = max(0, len(self._records) - 1), self._curves, self._ledger.books
         now_s = asyncio.get_running_loop().time()
         return Snapshot(
@@ -274,8 +276,15 @@ class Recorder:
             cost_usd=books.usd,
             replica_s=total(books.functions).replica_s,
             left_s=time_left_s(step, self._job.steps, curves.step_s),
-            note=self._waiting() or (self._noted if now_s < self._noted_s + NOTE_S else ""),
+            note=self._waiting() or no_room(replicas, now_s) or (self._noted if now_s < self._noted_s + NOTE_S else ""),
         )
+
+
+def no_room(replicas: Sequence[Replica], now_s: float) -> str:
+    """`waiting for capacity since 12 s: ...`, of the replica that has waited longest; empty where none does."""
+    waiting = [replica for replica in replicas if replica.waits and now_s - replica.since_s >= ROOM_S]
+    first = min(waiting, key=lambda replica: replica.since_s, default=None)
+    return "" if first is None else f"waiting for capacity since {now_s - first.since_s:.0f} s: {first.waits}"
 
 
 def call_span(call: CallObservation) -> TraceSpan:

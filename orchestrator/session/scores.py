@@ -5,8 +5,6 @@ val-core/<data_source>/acc/best@k/mean  expected best of k of the n samples: pas
 val-core/<data_source>/acc/maj@n/mean   accuracy of the answer that most of the n samples give (evaluations)
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import comb

@@ -3,8 +3,6 @@
 run directory --lock--> lease (epoch) --> journal --> platform --> loop --> model/
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -6,10 +6,8 @@
 | rlhfuse | all, always | balanced | at 20 % | on replicas of generate | yes | all |
 | rlhfless | weighted T, C | similar | at 20 % | on replicas of generate | no | none, prewarmed |
 
-None streams its training or has a tail function. RollPacker's rounds are no policy (tail_batching.py).
+None streams its training or has a tail function. RollPacker's rounds are no policy (bench/papers/tail_batching.py).
 """
-
-from __future__ import annotations
 
 from orchestrator.planner.policies import ADAPTIVE, Policy
 

@@ -4,8 +4,6 @@ Nothing else changes: tasks run in the order in which they would run if their ow
 waits for something that no timer will bring is dead, and says so instead of waiting forever.
 """
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Coroutine, Mapping

@@ -6,8 +6,6 @@ values taken up; a prompt is computed once per call, a head that all prompts sha
 step together, in a + b n + c m seconds (planner/latency.py), until the next of them is done.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,14 +1,12 @@
 """An exchange in memory, for one event loop: no threads, no waiting. Functions watch keys of it for cuts."""
 
-from __future__ import annotations
-
 import asyncio
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from functions.base.samples import SampleBatch
 from functions.base.wire import Ref
-from functions.exchange.base import Buffer, Corrupt, Exchange, NotFound, check_key, checksum
+from functions.exchange.base import Corrupt, Data, Exchange, NotFound, check_key, checksum
 
 
 class MemoryExchange:
@@ -25,7 +23,7 @@ class MemoryExchange:
     def durable(self) -> Exchange:
         return self
 
-    def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
+    def put(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref:
         content = bytes(data) if isinstance(data, bytes | bytearray | memoryview) else b"".join(data)
         if check_key(key) not in self._values:
             insort(self._keys, key)
@@ -35,9 +33,7 @@ class MemoryExchange:
             self._watched[key].set()
         return Ref(key, len(content), checksum(content))
 
-    def put_if_absent(
-        self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None
-    ) -> Ref | None:
+    def put_if_absent(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref | None:
         return None if self._alive(key) else self.put(key, data, lifetime_s=lifetime_s)
 
     def get(self, key: str | Ref, *, start: int = 0, length: int | None = None) -> bytes:

@@ -5,8 +5,6 @@ From its job: prompts in their order, functions, replicas, prices. Every functio
 has a GPU, a replica counts as one and what is told are replica-seconds (`Scenario.unit`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -97,6 +95,8 @@ class Recorded(Scenario):
 def replay(run: RunDirectory) -> Recorded:
     """Raises RunError, in one line, for a run whose trace lacks something."""
     job = run.job
+    if job.environment is not None:
+        raise RunError(f"{run.path}: has episodes, whose turns and answers are not replayed")
     prepared = prepare(job)
     steps = finished_steps(run, prepared.source)
     lengths = _lengths(run, job, steps)

@@ -9,15 +9,14 @@ stage; nothing starts but once, and moving weights between functions is free. Va
 The run's own spending is that of the same steps, with all starts, retries and step 0. Kept in `reserved.json`.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from functions.base.wire import Json
 from orchestrator.base.errors import RunError
-from orchestrator.run.directory import RunDirectory, write_atomically
+from orchestrator.base.files import write_atomically
+from orchestrator.run.directory import RunDirectory
 from orchestrator.run.ledger import Cost, read_books, together, total
 from orchestrator.simulation.baselines import SERVERFUL
 from orchestrator.simulation.job import simulate
@@ -124,8 +123,5 @@ def update_reserved(run: RunDirectory, *, write: bool = True) -> Json:
         pass  # none, or another version's
     found = reserved(run) | {"of": done}
     if write:
-        try:
-            write_atomically(path, json.dumps(found).encode() + b"\n")
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+        write_atomically(path, json.dumps(found).encode() + b"\n")
     return found

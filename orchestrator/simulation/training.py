@@ -4,8 +4,6 @@ Rank 0 does what the gang does, in the gang's time; the others are there, and en
 evenly, but none does less than one sample: a batch takes max(sum of its work / N, its longest sample's).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping

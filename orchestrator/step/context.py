@@ -1,7 +1,5 @@
 """What a step knows while it runs, and what all of its stages do with that: make calls, put data, fill streams."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Responses that a data set gives, as samples: what stands in the place of a generation before RL."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

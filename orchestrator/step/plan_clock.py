@@ -5,8 +5,6 @@ time, or at generation's end if that is earlier; what was to happen some seconds
 it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from dataclasses import dataclass, field

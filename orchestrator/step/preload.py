@@ -7,8 +7,6 @@ hints name the one that it began with; a replica started ahead for the next step
 delta.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping
 

@@ -8,8 +8,6 @@ keys and values of what is left go with it, through the exchange, and are delete
 ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

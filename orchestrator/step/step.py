@@ -23,8 +23,6 @@ All tasks are supervised by the step's task group: a failure ends the stream tha
 follows it, and cancels the rest. Only references pass through here, never tensors (but see generate.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any

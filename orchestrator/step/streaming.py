@@ -7,8 +7,6 @@
 The last part names the version: by the call that would train on the same samples if all of them were its inputs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence

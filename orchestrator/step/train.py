@@ -5,8 +5,6 @@ while samples are still to come, and trains on prompt groups as they are whole (
 gradients cannot be taken so (TrainParams.streams), once the last part has come.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 What it throws is told once, and the job goes on without it; at the end it has `end_s` to finish.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Bounds are rules of thumb of GRPO and PPO practice but for the mismatch, whose b
 (algorithm.max_rollout_logprob_diff, docs/train.md). What a run does not measure is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal

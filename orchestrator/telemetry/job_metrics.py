@@ -4,8 +4,6 @@ Replicas live for seconds: few scrapes meet one. What their calls took, moved an
 call's end is seen, and goes on counting over `resume`. Constant label: `job_id`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from functions.base.prometheus import Metric, Values, family, text
 from orchestrator.base.errors import RunError
+from orchestrator.base.files import write_atomically
 from orchestrator.planner.base import CallObservation
 from orchestrator.run.ledger import Books
-from orchestrator.telemetry.small_file import rewrite
 
 FILE = "metrics.prom"
 MISMATCH_METRIC = "rollout_corr/abs_diff_mean"
@@ -114,7 +112,7 @@ class JobMetrics:
             STARTS: {(name,): cost.starts for name, cost in costs},
         }
         of_books = [family(metric, values, self._constant) for metric, values in read.items()]
-        rewrite(self._path, text([*self._before, *self._values.collect(), *of_books]).encode())
+        write_atomically(self._path, text([*self._before, *self._values.collect(), *of_books]).encode(), flush=False)
 
 
 def read_families(path: Path, job_id: str) -> list[Family]:

@@ -3,8 +3,6 @@
 Names have no `@` there: `val-core/sums/acc/mean@1` is `val-core/sums/acc/mean_at_1`, as verl writes it.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

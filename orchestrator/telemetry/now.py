@@ -11,8 +11,6 @@ seen by looking (recorder.py, VIEW_EVERY_S); when one began is exact. A killed e
 `at_s` is the last that is known of its replicas.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -21,9 +19,9 @@ from pathlib import Path
 
 from functions.base.wire import Json
 from orchestrator.base.errors import RunError
+from orchestrator.base.files import write_atomically
 from orchestrator.platforms.base import Replica
 from orchestrator.run.ledger import Books, total
-from orchestrator.telemetry.small_file import rewrite
 
 FORMAT = 1
 FILE = "now.json"
@@ -86,7 +84,7 @@ class Now:
             "wall_s": books.wall_s if wall_s is None else wall_s,
             "lives": [life.to_json() for life in (*self._gone, *self._lives.values())],
         }
-        rewrite(self._path, json.dumps(value, allow_nan=False).encode() + b"\n")
+        write_atomically(self._path, json.dumps(value, allow_nan=False).encode() + b"\n", flush=False)
 
 
 def read_now(path: Path) -> Json | None:

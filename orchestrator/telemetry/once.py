@@ -1,7 +1,5 @@
 """One line from a thread that a job does not wait for: that it has failed, and the job goes on without."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

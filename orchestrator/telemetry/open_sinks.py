@@ -1,7 +1,5 @@
 """The sinks that a job asks for."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path

@@ -9,15 +9,12 @@
 A step that is begun again has a line for each time; the last one counts.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
 
 from functions.base.wire import Json
-from orchestrator.base.append_log import Lines
-from orchestrator.base.errors import RunError
+from orchestrator.base.files import Lines, writing
 from orchestrator.planner.base import StepPlan
 
 FILE = "plans.jsonl"
@@ -28,10 +25,8 @@ class Plans:
 
     def __init__(self, directory: Path) -> None:
         path = directory / FILE
-        try:
+        with writing(path):
             whole = path.read_bytes() if path.exists() else b""
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
         self._lines = Lines(path, whole.rfind(b"\n") + 1)
 
     def write(self, step: int, plan: StepPlan) -> None:

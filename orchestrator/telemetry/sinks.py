@@ -4,8 +4,6 @@ The journal is the truth: a sink is opened with all committed steps and brings i
 job that was killed at any moment and resumed leaves the same lines as one that was not.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -13,10 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from functions.base.wire import Json
-from orchestrator.base.append_log import Lines
-from orchestrator.base.errors import RunError
+from orchestrator.base.files import Lines, write_atomically
 from orchestrator.job.config import JobConfig
-from orchestrator.run.directory import write_atomically
 
 Metrics = Mapping[str, float]
 Committed = Sequence[tuple[int, Metrics]]
@@ -29,11 +25,9 @@ TOLD = ("name", "recipe", "steps", "seed", "deterministic", "model", "data", "ro
 class Sink(Protocol):
     def write(self, step: int, metrics: Metrics) -> None:
         """One step's metrics; on disk when it returns. Raises RunError where they cannot be written."""
-        ...
 
     def close(self, *, failed: bool) -> None:
         """`failed`: the job has ended before its last step."""
-        ...
 
 
 class JsonLines:
@@ -41,10 +35,7 @@ class JsonLines:
 
     def __init__(self, path: Path, committed: Committed) -> None:
         whole = b"".join(_line(step, metrics) for step, metrics in committed)
-        try:
-            write_atomically(path, whole)
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+        write_atomically(path, whole)
         self._lines = Lines(path, len(whole))
 
     def write(self, step: int, metrics: Metrics) -> None:

@@ -8,13 +8,12 @@
 The libraries that do the same write later, in a thread, and bring torch or 77 MB: docs/decisions/0015-libraries.md.
 """
 
-from __future__ import annotations
-
 import struct
 import time
 from pathlib import Path
 
 from orchestrator.base.errors import RunError
+from orchestrator.base.files import writing
 from orchestrator.telemetry.sinks import Committed, Metrics
 
 SESSION_START = b"\x08\x01"
@@ -30,13 +29,11 @@ class TensorBoard:
 
     def __init__(self, directory: Path, committed: Committed) -> None:
         now_s = time.time()
-        try:
+        with writing(directory):
             directory.mkdir(parents=True, exist_ok=True)
             number = len(list(directory.iterdir()))
             self._path = directory / f"events.out.tfevents.{int(now_s):010d}.{number:04d}"
             self._file = self._path.open("xb", buffering=0)
-        except OSError as error:
-            raise RunError(f"{directory}: cannot be written: {error.strerror}") from error
         self._write(_double(1, now_s) + _bytes(3, b"brain.Event:2"))
         for step, metrics in committed[-1:]:
             self._write(_double(1, now_s) + _varint(2, step) + _bytes(7, SESSION_START))
@@ -50,10 +47,8 @@ class TensorBoard:
     def _write(self, event: bytes) -> None:
         length = struct.pack("<Q", len(event))
         record = length + _masked_crc(length) + event + _masked_crc(event)
-        try:
+        with writing(self._path):
             written = self._file.write(record)
-        except OSError as error:
-            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
         if written is not None and written < len(record):
             raise RunError(f"{self._path}: cannot be written: the disk is full")
 

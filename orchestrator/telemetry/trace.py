@@ -12,8 +12,6 @@ Format: "Trace Event Format" (Google, 2016), events X (complete), C (counter), M
 call B and E (begin, end).
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +21,8 @@ from typing import Any
 
 from functions.base.wire import Json
 from orchestrator.base.errors import RunError
+from orchestrator.base.files import write_atomically, writing
 from orchestrator.platforms.base import Usage
-from orchestrator.run.directory import write_atomically
 
 JOB = "job"
 START = b"[\n"
@@ -53,12 +51,10 @@ class Trace:
 
     def __init__(self, path: Path, *, now_s: float, unix_s: float) -> None:
         self._path = path
-        try:
+        with writing(path):
             events = read_events(path) or [_metadata(0, 0, "job_start", unix_s=unix_s)]
             write_atomically(path, START + b",\n".join(map(_encode, events)) + END)
             self._file = os.open(path, os.O_WRONLY)
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
         self._end = path.stat().st_size - len(END)
         first_s = next((float(e["args"]["unix_s"]) for e in events if e["name"] == "job_start"), unix_s)
         self._zero_s = now_s - max(0.0, unix_s - first_s)
@@ -93,10 +89,8 @@ class Trace:
         return time_s - self._zero_s
 
     def _append(self, data: bytes) -> None:
-        try:
+        with writing(self._path):
             written = os.pwrite(self._file, data, self._end)
-        except OSError as error:
-            raise RunError(f"{self._path}: cannot be written: {error.strerror}") from error
         if written < len(data):
             raise RunError(f"{self._path}: cannot be written: the disk is full")
         self._end += len(data) - len(END)

@@ -5,8 +5,6 @@ over the seconds of the train calls' phase `train`, the GPUs of all ranks and th
 `planner.gpu` names the device, whose peak is known then (verl/utils/flops_counter.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 

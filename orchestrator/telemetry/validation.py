@@ -1,7 +1,5 @@
 """Which of a validation's metrics are shown: verl's core variable, `acc` where the scorer gives one, else `reward`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 PREFIX = "val-core/"

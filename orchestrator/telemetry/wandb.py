@@ -4,14 +4,12 @@
 each execution leaves a directory `wandb/offline-run-*`; `wandb sync` puts them together under the id.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import wandb
 
+from orchestrator.base.files import write_atomically
 from orchestrator.job.config import JobConfig
-from orchestrator.run.directory import write_atomically
 from orchestrator.telemetry.sinks import Committed, Metrics, hyperparameters, run_id
 
 LAST = "wandb-step"

@@ -13,8 +13,6 @@ A call's parts are its phases in the trace, the innermost of those that are open
 is for. Seconds of the event loop.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from functions.algorithms.logprobs import kept_mass, token_logprobs
+from functions.algorithms.logprobs import Output, kept_mass, token_logprobs
 from functions.algorithms.truncation import Truncation
 from functions.generate.engine.base import Sampling
 from functions.generate.engine.sampling import distribution
@@ -56,11 +56,8 @@ def test_equals_the_naive_form(
         naive(hidden, weight, bias, targets, temperature, softcap),
         token_logprobs(
             hidden=hidden,
-            weight=weight,
-            bias=bias,
+            output=Output(weight=weight, bias=bias, temperature=temperature, softcap=softcap),
             targets=targets,
-            temperature=temperature,
-            softcap=softcap,
             chunk_tokens=chunk,
         ),
     ):
@@ -86,8 +83,8 @@ def test_the_mass_that_is_kept(truncation: tuple[float, int], temperature: float
         shares = [value / sum(kept) for value in kept]
         expected.append(math.log(sum(v for i, v in enumerate(kept) if sum(shares[:i]) < top_p)))
     mass = kept_mass(
-        hidden=hidden, weight=weight, bias=bias, truncation=Truncation(*truncation), temperature=temperature,
-        chunk_tokens=7,
+        hidden=hidden, output=Output(weight=weight, bias=bias, temperature=temperature),
+        truncation=Truncation(*truncation), chunk_tokens=7,
     )  # fmt: skip
     assert mass.tolist() == pytest.approx(expected, abs=5e-6)
     sampled = distribution((hidden @ weight.T + bias), Sampling(1, temperature, top_p, top_k))
@@ -102,7 +99,7 @@ def test_only_the_entropy_in_the_loss() -> None:
     hidden = torch.randn(5, 4, dtype=torch.float32).requires_grad_()
     weight = torch.randn(9, 4)
     targets = torch.arange(5)
-    _, entropy = token_logprobs(hidden=hidden, weight=weight, targets=targets, chunk_tokens=2)
+    _, entropy = token_logprobs(hidden=hidden, output=Output(weight=weight), targets=targets, chunk_tokens=2)
     (actual,) = torch.autograd.grad(entropy.sum(), hidden)
     (expected,) = torch.autograd.grad(naive(hidden, weight, None, targets, 1.0, None)[1].sum(), hidden)
     torch.testing.assert_close(actual, expected, atol=1e-6, rtol=0)
@@ -114,7 +111,7 @@ def test_bfloat16_states_give_float32_values_close_to_exact() -> None:
     hidden = torch.randn(6, 16).bfloat16().requires_grad_()
     weight = torch.randn(40, 16).bfloat16().requires_grad_()
     targets = torch.arange(6)
-    logprobs, entropy = token_logprobs(hidden=hidden, weight=weight, targets=targets, chunk_tokens=4)
+    logprobs, entropy = token_logprobs(hidden=hidden, output=Output(weight=weight), targets=targets, chunk_tokens=4)
     assert logprobs.dtype == entropy.dtype == torch.float32
     expected, _ = naive(hidden.float(), weight.float(), None, targets, 1.0, None)
     torch.testing.assert_close(logprobs, expected, atol=0.05, rtol=0)
@@ -128,7 +125,7 @@ def test_bfloat16_states_give_float32_values_close_to_exact() -> None:
 def test_a_frozen_output_embedding_gets_no_gradient() -> None:
     hidden = torch.randn(3, 4).requires_grad_()
     weight = torch.randn(5, 4)
-    logprobs, _ = token_logprobs(hidden=hidden, weight=weight, targets=torch.tensor([0, 1, 2]))
+    logprobs, _ = token_logprobs(hidden=hidden, output=Output(weight=weight), targets=torch.tensor([0, 1, 2]))
     torch.autograd.backward(logprobs.sum())
     assert weight.grad is None
     assert hidden.grad is not None
@@ -145,6 +142,7 @@ def test_a_frozen_output_embedding_gets_no_gradient() -> None:
     ],
 )
 def test_bad_arguments(change: dict[str, object], message: str) -> None:
-    arguments = {"hidden": torch.ones(2, 4), "weight": torch.ones(5, 4), "targets": torch.tensor([0, 1])}
+    given = {"weight": torch.ones(5, 4), "targets": torch.tensor([0, 1])} | change
+    targets = given.pop("targets")
     with pytest.raises(ValueError, match=message):
-        token_logprobs(**(arguments | change))  # type: ignore[arg-type]
+        token_logprobs(hidden=torch.ones(2, 4), output=Output(**given), targets=targets)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import yaml
 from orchestrator.api.launch_kubernetes import job_manifest
 from orchestrator.api.submission import JSON_TYPE, read_job
 from orchestrator.commands.doctor_knative import KUBERNETES as OLDEST
-from orchestrator.commands.doctor_knative import RIGHTS, needed_features
+from orchestrator.commands.doctor_knative import QUEUE, RIGHTS, needed_features
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.knative.manifests import GATE_PATH, JobContext, service
 from tests.chart.conftest import CHART, KUBERNETES, ROOT, VALUES, Objects, Render, config, one, pods, selects
@@ -147,7 +147,7 @@ def test_functions_answer_knative_and_their_gang_only(render: Render) -> None:
 
 def test_the_runner_has_the_rights_that_the_platform_asks_for_and_no_others(render: Render) -> None:
     objects = render(DEVELOPMENT)
-    asked = {(group, resource): set(verbs) for group, resource, verbs in RIGHTS}
+    asked = {(group, resource): set(verbs) for group, resource, verbs in (*RIGHTS, QUEUE)}
     given = {(r["apiGroups"][0], r["resources"][0]): set(r["verbs"]) for r in one(objects, "Role", "-runner")["rules"]}
     assert given == asked
     assert one(objects, "Role", "-api")["rules"] == [

@@ -13,14 +13,12 @@ import pytest
 import yaml
 
 from functions.base.prometheus import Values, text
-from functions.server.metrics import METRICS as REPLICA_METRICS
 from orchestrator.api.auth import Tokens
-from orchestrator.api.metrics import METRICS as API_METRICS
+from orchestrator.api.metrics import METRICS
 from tests.chart.conftest import CHART, TOOLS, VALUES, Render, one, selects
 
 ALERTS, DASHBOARD = CHART / "files" / "alerts.yaml", CHART / "files" / "dashboard.json"
 DEVELOPMENT = VALUES[0]
-METRICS = (*API_METRICS, *REPLICA_METRICS)
 ON = ("--set", "monitoring.serviceMonitor=true", "--set", "monitoring.dashboard=true", "--set",
       "monitoring.labels.release=prom")  # fmt: skip
 

@@ -19,6 +19,7 @@ RIGHTS: dict[str, dict[str, str]] = {
         "jobs.batch": "create delete patch",
         "pods": "delete get list patch watch",
         "secrets": "create get patch",
+        "localqueues.kueue.x-k8s.io": "get",
     },
     "functions": {},
 }

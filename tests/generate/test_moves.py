@@ -13,7 +13,7 @@ import pytest
 from functions.base.samples import Finish, SampleBatch
 from functions.base.wire import Call, Event, Ref, Version
 from functions.call.function import Context, FatalError
-from functions.exchange.base import Buffer, Unavailable
+from functions.exchange.base import Data, Unavailable
 from functions.exchange.directory import DirectoryExchange
 from functions.generate import moves
 from functions.generate.engine.base import Sample
@@ -217,7 +217,7 @@ def test_those_of_another_version_are_refused(scene: Scene) -> None:
 class Full(DirectoryExchange):
     """Has no room for keys and values."""
 
-    def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
+    def put(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref:
         if key.startswith("caches/"):
             raise Unavailable(f"{key}: no room")
         return super().put(key, data, lifetime_s=lifetime_s)
@@ -236,7 +236,7 @@ def test_those_that_could_not_be_written_are_computed_again_and_said(scene: Scen
 class Fleeting(DirectoryExchange):
     """Where an hour is over in 4 microseconds."""
 
-    def put(self, key: str, data: Buffer | Sequence[Buffer], *, lifetime_s: float | None = None) -> Ref:
+    def put(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref:
         return super().put(key, data, lifetime_s=None if lifetime_s is None else 1e-9 * lifetime_s)
 
 

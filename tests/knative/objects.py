@@ -21,6 +21,7 @@ from tests.knative.parts import (
     HASH,
     MAX,
     MIN,
+    QUEUE,
     READY_S,
     SHORT_GRACE_S,
     START_S,
@@ -54,6 +55,8 @@ class Cluster:
         (root / "agent").mkdir()
         self.launcher = Launcher(warm, root / "agent.log", root / "agent")
         self.uids = itertools.count(1)
+        self.quota = 0
+        """Pods with a queue's name that Kueue admits."""
         self.drained: list[str] = []
         """Ready pods without a request that held their GPU for a whole drain."""
         self.writes: list[tuple[str, str, str]] = []
@@ -326,6 +329,16 @@ class Cluster:
                 self._reconcile(pod.revision)
 
     async def _schedule(self, pod: Pod) -> None:
+        if QUEUE in pod.value["metadata"]["labels"]:
+            pod.value["status"]["conditions"] = [
+                {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "is blocked"}
+            ]
+            self._tell("MODIFIED", pod.value)
+            while not self.quota:
+                if pod.removing:
+                    raise asyncio.CancelledError
+                await asyncio.sleep(0.01)
+            self.quota -= 1
         said = False
         while sum("nodeName" in p.value["spec"] for p in list(self.pods.values())) >= self.slots:
             if not said:

@@ -24,6 +24,7 @@ START_S = 0.25
 DRAIN_S = 31 / SPEED
 SHORT_GRACE_S = 2.5 / SPEED
 WINDOW_S = 6 / SPEED
+QUEUE = "kueue.x-k8s.io/queue-name"
 HASH = "pod-template-hash"
 RETENTION = "autoscaling.knative.dev/scale-to-zero-pod-retention-period"
 MIN, MAX, COST = (

@@ -75,6 +75,14 @@ def test_the_token_is_by_reference_and_the_container_has_no_rights() -> None:
     assert pod(GPU)["automountServiceAccountToken"] is False
 
 
+def test_pods_carry_the_name_of_their_queue_and_nothing_else_does() -> None:
+    """Kueue's webhooks know a LocalQueue by this label; on the Service it would say nothing to them."""
+    queued = manifests.service(replace(CONTEXT, config=CONFIG.model_copy(update={"queue": "team-a"})), GPU)
+    template = queued["spec"]["template"]
+    assert template["metadata"]["labels"].pop("kueue.x-k8s.io/queue-name") == "team-a"
+    assert queued == manifests.service(CONTEXT, GPU)
+
+
 def test_images_are_by_kind() -> None:
     assert pod(GPU)["containers"][0]["image"] == "registry/actor:1"
     assert pod(FunctionSpec("train", "train"))["containers"][0]["image"] == "registry/trainer:1"
@@ -124,6 +132,11 @@ def container(state: dict[str, Any], last: dict[str, Any] | None = None) -> dict
             "Unschedulable", "p has no node: 0/3 nodes -> free or add nodes", True,
         ),
         (
+            {"metadata": {"name": "p", "labels": {"kueue.x-k8s.io/queue-name": "team-a"}}}
+            | {"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]}},
+            "SchedulingGated", "p waits for quota of LocalQueue team-a", True,
+        ),
+        (
             container({"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}),
             "ImagePullBackOff", "image i cannot be had: not found -> check platform.knative.image", False,
         ),
@@ -157,7 +170,6 @@ def test_why_a_pod_does_not_run(value: dict[str, Any], kind: str, line: str, pat
     [
         status(),
         status(conditions=[{"type": "PodScheduled", "status": "True"}]),
-        status(conditions=[{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]),
         container({"waiting": {"reason": "ContainerCreating"}}),
         container({"running": {}}),
     ],

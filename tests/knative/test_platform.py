@@ -479,6 +479,30 @@ def test_what_keeps_a_function_from_starting_is_told(
     run(test())
 
 
+def test_a_replica_waits_until_its_queue_admits_it(control_plane: Start) -> None:
+    plane = control_plane()
+    group, version = "/apis/kueue.x-k8s.io", "kueue.x-k8s.io/v1beta2"
+
+    async def test() -> None:
+        with pytest.raises(PlatformError, match=r"platform.knative.queue: 'team-a' is no LocalQueue in namespace def"):
+            async with knative(plane, queue="team-a"):
+                pass
+        plane.statics |= {
+            group: {"preferredVersion": {"groupVersion": version}},
+            f"/apis/{version}/namespaces/default/localqueues/team-a": {},
+        }
+        async with knative(plane, queue="team-a") as platform:
+            await platform.scale("count", 1)
+            answered = asyncio.create_task(answer(platform, count("a")))
+            await eventually(lambda: "quota of LocalQueue team-a" in "".join(r.waits for r in platform.replicas()))
+            assert not platform.usage(), "what is gated costs nothing"
+            plane.ask(lambda cluster: setattr(cluster, "quota", 1))
+            assert (await answered)[-1].kind == "done"
+            assert [replica.waits for replica in platform.replicas()] == [""]
+
+    run(test())
+
+
 @pytest.mark.parametrize(
     ("limits", "settings"),
     [({"max_timeout_s": 600}, {}), ({}, {"node_selector": {"gpu": "h100"}, "gpu_nodes_only": False})],

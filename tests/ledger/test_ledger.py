@@ -31,12 +31,12 @@ def values(found: Cost) -> tuple[float, ...]:
 def test_a_hand_made_case() -> None:
     usage = [
         Usage("generate", "generate-0", 10.0, 40.0, 20.0),
-        Usage("generate", "generate-1", 15.0, None, 5.0),
+        Usage("generate", "generate-1", 15.0, None, 5.0, parked_s=7.0),
         Usage("reward", "reward-0", 20.0, 30.0, 10.0),
     ]
     costs = costs_of(usage, SPECS, now_s=65.0)
-    assert values(costs["generate"]) == cost(80.0, 25.0, 80.0, 0.08, 2)
-    assert values(costs["reward"]) == cost(10.0, 10.0, 0.0, 0.001, 1)
+    assert values(costs["generate"]) == cost(80.0, 25.0, 80.0, 0.08, 2, 7.0)
+    assert values(costs["reward"]) == cost(10.0, 10.0, 0.0, 0.001, 1, 0.0)
     assert total(costs).usd == pytest.approx(0.081)
     assert costs_of([], SPECS, 65.0) == {"generate": Cost(), "reward": Cost()}
 
@@ -46,12 +46,12 @@ def test_steps_add_up_to_the_job(tmp_path: Path) -> None:
     one = Usage("generate", "g0", 100.0, None, 5.0)
     first = ledger.close_step(0, [one], 110.0)
     assert (first.step, first.wall_s) == (0, 10.0)
-    assert values(first.functions["generate"]) == cost(10.0, 5.0, 10.0, 0.01, 1)
+    assert values(first.functions["generate"]) == cost(10.0, 5.0, 10.0, 0.01, 1, 0.0)
     ended = [Usage("generate", "g0", 100.0, 112.0, 6.0), Usage("reward", "r0", 112.0, None, 1.0)]
     second = ledger.close_step(1, ended, 120.0)
     assert second.functions["generate"].replica_s == pytest.approx(2.0)
     assert second.functions["generate"].starts == 0
-    assert values(second.functions["reward"]) == cost(8.0, 1.0, 0.0, 0.0008, 1)
+    assert values(second.functions["reward"]) == cost(8.0, 1.0, 0.0, 0.0008, 1, 0.0)
     books = ledger.update([ended[0], Usage("reward", "r0", 112.0, 121.0, 1.0)], 121.0)
     assert books.functions["generate"].replica_s == pytest.approx(12.0)
     assert books.functions["reward"].replica_s == pytest.approx(9.0)
@@ -71,7 +71,7 @@ def test_a_killed_execution_is_paid_for_in_the_step_that_it_did_not_commit(tmp_p
     ledger = Ledger(path, SPECS, next_step=1, now_s=1000.0)
     assert ledger.books.functions["generate"].replica_s == pytest.approx(9.0)
     step = ledger.close_step(1, [Usage("generate", "g0", 1000.0, 1003.0, 3.0)], 1004.0)
-    assert values(step.functions["generate"]) == cost(7.0, 3.0, 7.0, 0.007, 2)
+    assert values(step.functions["generate"]) == cost(7.0, 3.0, 7.0, 0.007, 2, 0.0)
     assert step.wall_s == pytest.approx(8.0)
     books = read_books(path)
     assert books is not None

@@ -86,7 +86,7 @@ def test_what_fails_for_a_while_is_told_when_it_begins_to() -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from orchestrator.base.append_log import Lines
+from orchestrator.base.files import Lines
 from orchestrator.base.errors import RunError
 path = Path(sys.argv[1])
 lines = Lines(path, 0)

@@ -9,6 +9,8 @@ import pytest
 
 from orchestrator.base.errors import Away, RunError
 from orchestrator.base.outages import LONG_S, MAX_S, Outages
+from orchestrator.platforms.base import Replica
+from orchestrator.session.recorder import ROOM_S, no_room
 from orchestrator.simulation.clock import run
 
 
@@ -148,3 +150,14 @@ def test_a_call_probes_before_it_goes_on() -> None:
 
     run(test())
     assert store.asked[0] > 0.0
+
+
+GATED = (("g0", 9.0), ("g1", 4.0))
+
+
+def test_replicas_without_room_are_told_by_the_one_that_has_waited_longest() -> None:
+    busy = Replica("train", "t", "busy", 0.0)
+    waiting = [Replica("generate", name, "starting", since_s, f"{name} has no node") for name, since_s in GATED]
+    assert no_room([busy], 100.0) == ""
+    assert no_room([busy, *waiting], 4.0 + ROOM_S - 0.1) == "", "a node that is about to be free is no news"
+    assert no_room([busy, *waiting], 16.0) == "waiting for capacity since 12 s: g1 has no node"

@@ -189,14 +189,10 @@ steps = 3
 def test_simulate_compares_with_serverful(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.toml").write_text(SCENARIO + "lengths = { mean = 100.0, sigma = 0.5 }")
     picture = tmp_path / "gantt.svg"
-    policies = ["--policy", "adaptive", "--policy", "tail-batching"]
-    assert main(["simulate", str(tmp_path / "mine.toml"), *policies, "--picture", str(picture)]) == 0
+    assert main(["simulate", str(tmp_path / "mine.toml"), "--policy", "adaptive", "--picture", str(picture)]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    held, adaptive, late = (
-        next(row for row in rows if row[0] == n) for n in ("serverful", "adaptive", "tail-batching")
-    )
+    held, adaptive = (next(row for row in rows if row[0] == n) for n in ("serverful", "adaptive"))
     assert held[2] == "1.00"
-    assert float(late[4]) == pytest.approx(4 * float(late[1]), rel=0.01)
     assert not any(row[0] in ("rlhfuse", "rlhfless") for row in rows)
     assert float(held[4]) == pytest.approx(4 * float(held[1]), rel=0.01)  # four GPUs, held all the time
     assert float(adaptive[2]) == pytest.approx(float(held[1]) / float(adaptive[1]), abs=0.01)
@@ -221,14 +217,6 @@ def test_a_bad_scenario_is_refused_in_one_line(
     assert main(["simulate", str(tmp_path / "bad.toml")]) == 2
     assert told in (text := capsys.readouterr().err)
     assert text.count("\n") == 1
-
-
-def test_a_trace_has_no_lengths_of_what_tail_batching_drops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [{"step": s, "group": g, "index": i, "length": 9} for s in range(1, 4) for g in range(4) for i in range(2)]
-    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "mine.toml").write_text(SCENARIO + "lengths = { trace = 'trace.jsonl' }")
-    assert main(["simulate", str(tmp_path / "mine.toml"), "--policy", "tail-batching"]) == 2
-    assert "a trace has no lengths of those" in capsys.readouterr().err
 
 
 def test_a_scenario_or_goal_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:

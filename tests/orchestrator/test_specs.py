@@ -116,10 +116,6 @@ def test_gpus_that_do_not_divide_the_heads_are_refused_before_vllm_does(file: Pa
         (["train.replicas=8", "train.parallel.tp=8"], "train.parallel: tp: got 8, does not divide the model's num_att"),
         (["train.replicas=4", "train.parallel.tp=4"], "tp: got 4, does not divide the model's num_key_value_heads"),
         (["train.replicas=4", "train.parallel.pp=4"], "train.parallel: pp: got 4, the model has 2 layers"),
-        (
-            ["train.replicas=4", "train.parallel.tp=2", "train.parallel.pp=2"],
-            "train.parallel: .*tp and pp: got 2 and 2, ",
-        ),
         (["train.replicas=2", "train.parallel.cp=2"], "train.parallel: .*cp: got 2, wants 1: a prompt's one copy"),
         (["generate.parallel.tp=2"], "generate.parallel: a replica that generates is split by its `gpus`"),
         (["reward.replicas=2", "reward.parallel.tp=2"], "functions.reward.parallel: is for functions that train"),

@@ -164,6 +164,10 @@ def test_a_replica_that_is_let_go_parks_and_the_next_one_is_the_same_process(tmp
             assert all(version is None for version, _ in found.values()), "there was one that was parked"
             [ours_now] = {r.name for r in platform.replicas()} - {"parks-2"}
             assert ours_now == "parks-1"
+            before, after = ([u for u in platform.usage() if u.replica == name] for name in ("parks-0", "parks-1"))
+            assert before[0].stopped_s is not None
+            assert 0 < after[0].parked_s <= asyncio.get_running_loop().time() - before[0].started_s
+            assert [u.parked_s for u in platform.usage() if u.replica != "parks-1"] == [0.0, 0.0]
 
     run(test())
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from functions.base.wire import Call, Event
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from tests.server.conftest import Serve, Served
+    from tests.server.conftest import Serve
 
 COUNT = Call("c1", "count", params={"n": 3})
 
@@ -132,7 +131,6 @@ def test_closing_the_request_cancels_the_call(serve: Serve, tmp_path: Path) -> N
     for call in ("c2", "c3"):  # they wait for the end of c1
         assert kinds(served.call(Call(call, "count", params={"n": 1})))[-1] == "done"
     assert len(work(log)) <= 501
-    assert value(served, "rlhf_function_calls_total", outcome="cancelled") == 1
 
 
 def test_one_call_at_a_time(serve: Serve) -> None:
@@ -143,7 +141,6 @@ def test_one_call_at_a_time(serve: Serve) -> None:
         assert refused.status_code == 503
         assert refused.headers["content-type"] == "application/problem+json"
         assert refused.json()["detail"] == "replica replica works on call c1; one call at a time"
-        assert 'state="busy"} 1' in served.client.get("/metrics").text
 
 
 def test_errors(serve: Serve) -> None:
@@ -197,13 +194,16 @@ def test_malformed_calls(serve: Serve) -> None:
         (b"{", "Expecting property name"),
         (b"\xff\xfe", "Expecting value"),
         (b"[" * 100_000, "recursion"),
-        (b"[]", "not a Call: []"),
-        ({"operation": "count"}, "not a Call: KeyError('id')"),
-        ({"id": "c", "operation": "count", "prams": {}}, "unknown fields ['prams']"),
+        (b"[]", "not a Call: Input should be"),
+        ({"operation": "count"}, "not a Call: id: Field required"),
+        ({"id": "c", "operation": "count", "prams": {}}, "not a Call: prams: Unexpected keyword"),
         ({"id": "../../c", "operation": "count"}, "not an exchange key"),
         ({"id": "c", "operation": "count", "deadline_s": 0}, "deadline_s is 0.0"),
-        ({"id": "c", "operation": "count", "inputs": {"samples": [{"key": "k"}]}}, "not a Ref"),
-        ({"id": "c", "operation": "count", "epoch": "new"}, "invalid literal"),
+        (
+            {"id": "c", "operation": "count", "inputs": {"samples": [{"key": "k"}]}},
+            "inputs: samples: 0: size_bytes: Field required",
+        ),
+        ({"id": "c", "operation": "count", "epoch": "new"}, "epoch: Input should be a valid integer"),
     ]:
         answer = served.post(body)
         assert answer.status_code == 422
@@ -220,23 +220,6 @@ def test_only_calls_with_the_token_are_answered(serve: Serve) -> None:
     with served.stream(COUNT, authorization="Bearer secret") as events:
         assert kinds(list(events))[-1] == "done"
     assert served.client.get("/healthz/live").status_code == 200
-
-
-def test_metrics_count_and_state(serve: Serve) -> None:
-    served = serve()
-    served.call(COUNT)
-    served.call(COUNT)
-    assert value(served, "rlhf_function_calls_total", outcome="done") == 1
-    assert value(served, "rlhf_function_calls_total", outcome="replayed") == 1
-    assert value(served, "rlhf_function_state", state="idle") == 1
-
-
-def value(served: Served, name: str, **labels: str) -> float:
-    """Of the one sample of the server's metrics with these labels, and those of the replica."""
-    wanted = {"function": served.kind, "replica": "replica", **labels}
-    families = text_string_to_metric_families(served.client.get("/metrics").text)
-    (found,) = [s.value for family in families for s in family.samples if s.name == name and s.labels == wanted]
-    return float(found)
 
 
 # --- drain -----------------------------------------------------------------------------------------------------------

@@ -1,18 +1,15 @@
-"""What a replica tells of a call: spans, bytes, log lines, metrics."""
+"""What a replica tells of a call: spans, bytes, log lines."""
 
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from functions.base.logs import LogLine
 from functions.base.wire import Call, Event
 from functions.call.meter import Meter, Told
-from functions.server.metrics import METRICS
 
 if TYPE_CHECKING:
     from tests.server.conftest import Serve, Served
@@ -24,7 +21,6 @@ def speak(served: Served, operation: str = "speak") -> list[Event]:
     ref = served.exchange.put("in", b"0123456789")
     trace = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
     call = Call(f"c-{operation}", operation, {"samples": [ref]}, step=7, trace=trace)
-    call = Call(**{**call.__dict__, "params": {"max_rollout_logprob_diff": 0.5}})
     with served.stream(call) as events:
         return list(events)
 
@@ -70,38 +66,6 @@ def test_log_lines_say_where_they_come_from(serve: Serve) -> None:
     assert failure["call"] == "c-fail"
     assert failure["message"].startswith("ValueError: no more")
     assert failure["exception"].splitlines()[-1] == "ValueError: no more"
-
-
-def test_metrics_are_what_happened(serve: Serve) -> None:
-    served = serve("Speaks", "--function", "train")
-    speak(served)
-    speak(served)
-    speak(served, "fail")
-    answer = served.client.get("/metrics")
-    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    values = {}
-    for family in text_string_to_metric_families(answer.text):
-        for sample in family.samples:
-            if sample.name.startswith("rlhf_"):
-                assert sample.labels.pop("function") == "train"
-                assert sample.labels.pop("replica") == "replica"
-            values[sample.name, *sorted(sample.labels.values())] = sample.value
-    expected = {
-        ("rlhf_function_calls_total", "done"): 1, ("rlhf_function_calls_total", "replayed"): 1,
-        ("rlhf_function_calls_total", "retryable"): 1, ("rlhf_function_calls_in_flight",): 0,
-        ("rlhf_function_call_duration_seconds_count", "speak"): 2,
-        ("rlhf_function_call_duration_seconds_bucket", "+Inf", "fail"): 1,
-        ("rlhf_function_state", "idle"): 1, ("rlhf_function_state", "busy"): 0,
-        ("rlhf_function_exchange_bytes_total", "in"): 20, ("rlhf_function_exchange_bytes_total", "out"): 20,
-        ("rlhf_function_samples_total",): 4, ("rlhf_function_tokens_total",): 40,
-        ("rlhf_function_scorer_failures_total",): 1, ("rlhf_function_rollout_mismatch",): 0.25,
-        ("rlhf_function_rollout_mismatch_bound",): 0.5,
-    }  # fmt: skip
-    assert {name: values[name] for name in expected} == expected
-    shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name, *_ in values}
-    assert shown == {metric.name for metric in METRICS}
-    assert 0 < values["rlhf_function_cold_start_seconds",] <= values["rlhf_function_up_seconds",] + 30
-    assert values["rlhf_function_phase_seconds_total", "work"] > 0
 
 
 @pytest.mark.parametrize("given", ["", "00-zz", f"00-{'0' * 32}-{CALLER}-01", f"00-{TRACE}-{'0' * 16}-01", f"{TRACE}"])

@@ -14,7 +14,6 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from functions.base.prometheus import Metric, Values, family, text, together
-from functions.server.metrics import METRICS as REPLICA_METRICS
 from orchestrator.api.metrics import METRICS as API_METRICS
 from orchestrator.base.errors import RunError
 from orchestrator.planner.base import CallObservation
@@ -146,13 +145,10 @@ def test_alerts_and_dashboard_ask_for_what_a_job_shows(scraped: tuple[Scraped, s
     assert labels <= known, where
 
 
-EVERY = [*API_METRICS, *REPLICA_METRICS]
-
-
-@pytest.mark.parametrize("metric", EVERY, ids=lambda metric: str(metric.name))
+@pytest.mark.parametrize("metric", API_METRICS, ids=lambda metric: str(metric.name))
 def test_names_follow_the_conventions(metric: Metric) -> None:
     """prometheus.io/docs/practices/naming; promtool check metrics asks for no more."""
-    assert re.fullmatch(r"(rlhf_(api|jobs?|function)|process)(_[a-z]+)*", metric.name)
+    assert re.fullmatch(r"rlhf_(api|jobs?)(_[a-z]+)*", metric.name)
     assert metric.name.endswith("_total") == (metric.kind == "counter")
     assert not re.search(r"_(count|sum|bucket|ms|millis|milliseconds|kb|mb|minutes)$", metric.name)
     if metric.kind == "histogram":
@@ -160,7 +156,7 @@ def test_names_follow_the_conventions(metric: Metric) -> None:
         assert list(metric.buckets) == sorted(set(metric.buckets))
     assert metric.help.endswith((".", ")"))
     assert {"job", "instance", "le", "quantile"}.isdisjoint(metric.labels), "Prometheus' own"
-    assert [m.name for m in EVERY].count(metric.name) == 1
+    assert [m.name for m in API_METRICS].count(metric.name) == 1
 
 
 def test_text_of_hostile_values_reads_back() -> None:

@@ -42,6 +42,8 @@ CASES = {
     "dp-and-pp": Case("qwen3", 4, Parallel(pp=2), GRPO | TWO_STEPS),
     "experts": Case("qwen3_moe", 2, Parallel(pp=2), GRPO),
     "critic": Case("llama", 2, Parallel(pp=2), VALUE),
+    "tp-and-pp": Case("llama", 4, Parallel(tp=2, pp=2), GRPO | TWO_STEPS),
+    "tied-tp-and-pp": Case("gemma3_text", 4, Parallel(tp=2, pp=2), GRPO),
     "adapters": Case(
         "qwen2", 2, Parallel(pp=2), GRPO | {"lora": {"rank": 4, "alpha": 8.0}, "gradient_checkpointing": True}
     ),
@@ -67,7 +69,7 @@ def test_stages_make_the_step_of_one(bench: Bench) -> None:
 
 
 def test_actor_and_critic_in_one_schedule_make_the_steps_of_one_after_the_other(bench: Bench) -> None:
-    """Two stages of both, after a kill, which leaves no version of either; and four."""
+    """Two stages of both, after a kill, which leaves no version of either; four; and two of two ranks each."""
     base = {
         name: import_model(bench.exchange, name, tiny_model(kind, bench.scratch / name, **deep(kind)))
         for name, kind in (("actor", "gemma3_text"), ("critic", "qwen3"))
@@ -81,6 +83,7 @@ def test_actor_and_critic_in_one_schedule_make_the_steps_of_one_after_the_other(
     assert killed[1].exit_code == -9
     assert not [key for name in base for key in bench.exchange.list(f"weights/{name}/v000001")]
     calls = [ranks_of(call, 2, Parallel(pp=2)), ranks_of(replace(call, id="four"), 4, Parallel(pp=4))]
+    calls.append(ranks_of(replace(call, id="divided"), 4, Parallel(tp=2, pp=2)))
     gangs = run_gangs(bench.root, bench.scratch, calls)
     actor = bench.alone(bench.call("actor", policy, base["actor"]))
     critic = bench.alone(bench.call("critic", value, base["critic"]))

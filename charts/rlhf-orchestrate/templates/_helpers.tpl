@@ -151,6 +151,7 @@ imagePullSecrets: [{name: {{ . }}}]
 {{- with $f.tolerations }}{{ $_ := set $knative "tolerations" . }}{{ end -}}
 {{- with $f.runtimeClass }}{{ $_ := set $knative "runtime_class" . }}{{ end -}}
 {{- if .Values.sandbox.enabled }}{{ $_ := set $knative "sandbox" (printf "http://%s.%s.svc.cluster.local/run_code" (printf "%s-sandbox" (include "rlhf.fullname" .)) .Release.Namespace) }}{{ end -}}
+{{- with $f.queue }}{{ $_ := set $knative "queue" . }}{{ end -}}
 {{- with $f.env }}{{ $_ := set $knative "env" . }}{{ end -}}
 {{- with .Values.imagePullSecret }}{{ $_ := set $knative "image_pull_secret" . }}{{ end -}}
 {{- with include "rlhf.exchangeSecret" . }}{{ $_ := set $knative "env_secrets" (list .) }}{{ end -}}

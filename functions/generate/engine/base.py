@@ -4,8 +4,6 @@ Three engines: torch (generate/torch/engine.py), transformers (generate/torch/tr
 architecture, and vLLM (generate/vllm/engine.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,8 +108,9 @@ class EngineStats:
 class Engine(Protocol):
     """Holds one version of the policy and samples from it."""
 
-    def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> None:
-        """Makes `model_dir` (a Hugging Face directory) the policy. Does nothing if that version is held already.
+    def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> int:
+        """Makes `model_dir` (a Hugging Face directory) the policy. Does nothing if that version is held already. The
+        bytes that processes of its own have read from the exchange for it.
 
         `changes` lead to it from an earlier version: an engine that holds that one may apply them to what it holds
         instead of reading the directory.

@@ -13,8 +13,6 @@ dim] that says in its metadata whose it is and which of the pairs it holds:
     {"version": "3", "group": "7", "index": "0", "heads": "4", "layers": "28", "first": "56", "form": "halves"}
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What every engine checks and reads the same way: whether requests fit, and which tokens end a response."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

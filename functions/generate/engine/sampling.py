@@ -7,8 +7,6 @@ at the seed's first output. Nothing is carried from step to step, so a
 sample that is cut here goes on there with the same stream.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

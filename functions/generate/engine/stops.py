@@ -5,8 +5,6 @@ include_stop_str_in_output), since every sampled token is trained on. The text i
 as many as the longest string has bytes, for no token is shorter than one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -13,8 +13,6 @@ Queries of the rows of one prompt, and of the query heads of one kv head, are fo
 per prompt and kv head, so that the prompt's keys are read once for all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

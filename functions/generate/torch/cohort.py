@@ -1,7 +1,5 @@
 """The rows of a cohort: which request each is, and what it has sampled so far. Arrays, no loop over rows per token."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

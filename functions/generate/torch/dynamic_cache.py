@@ -1,8 +1,6 @@
 """Keys and values into and out of transformers' DynamicCache: [rows, kv heads, tokens, head dim] for each layer, the
 rows of a batch padded on the left."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -17,8 +17,6 @@ replayed through decoding, token by token. Every kernel then sees shapes that de
 and one thread.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -73,9 +71,9 @@ class TorchEngine:
         self._head: Tensor | None = None
         """Keys and values of what all prompts of the call begin with."""
 
-    def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> None:
+    def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> int:
         if version == self._version:
-            return
+            return 0
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(model_dir)
@@ -84,6 +82,7 @@ class TorchEngine:
         self._eos, self._tokenizer = eos_ids(model_dir), tokenizer_of(model_dir)
         self._rotations = {}
         self._version = version
+        return 0
 
     def limits(self, requests: Sequence[Request], sampling: Sampling) -> Ints:
         """The most response tokens that each request may have (bench/rollout.py forces lengths here)."""

@@ -4,8 +4,6 @@ torch's fp32 `linear` on a CPU repacks the weight in every call (MKL); oneDNN ta
 the small models of CPU runs is worth a quarter to a half of the time of a projection (bench/rollout.py).
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

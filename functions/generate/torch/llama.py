@@ -14,8 +14,6 @@ Left out: attention and logit soft-capping, partial rotary, mixtures of experts,
 sequence's length (dynamic, longrope): `unsupported` names them, and transformers' `generate` does those models.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Callable, Mapping

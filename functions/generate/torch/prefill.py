@@ -3,8 +3,6 @@
 A head that all prompts begin with (a system prompt) goes through the model once; the rest of each attends to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -51,14 +51,15 @@ class TransformersEngine:
         self._stats = EngineStats(0, 0, 0, 0, 0.0, 0.0)
         self._host = HostMemory()
 
-    def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> None:
+    def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> int:
         if version == self._version:
-            return
+            return 0
         self._version, self._model, self._layout = None, None, None
         self._model = load_causal_lm(model_dir, dtype=self._dtype, device=str(self._device))
         self._model.generation_config = GenerationConfig()
         self._eos, self._tokenizer = eos_ids(model_dir), tokenizer_of(model_dir)
         self._version = version
+        return 0
 
     @property
     def cache_layout(self) -> Layout | str:

@@ -4,8 +4,6 @@
 directory, or absolute.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

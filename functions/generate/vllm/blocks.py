@@ -12,8 +12,6 @@ Read against vLLM 0.32 (v1/kv_cache_interface.py: every layer's cache is a view 
 behind it; v1/attention/backends/*.py: do_kv_cache_update).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

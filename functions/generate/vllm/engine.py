@@ -36,7 +36,7 @@ from functions.generate.engine.sampling import stream_keys
 from functions.generate.vllm.adapter import Adapter, Layout, read_adapter, read_layout
 from functions.generate.vllm.cache import BlockCache
 from functions.generate.vllm.start import VllmSettings, start
-from functions.weights.local_copy import Changes
+from functions.weights.local_copy import SOURCE, Changes
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -61,46 +61,57 @@ class VllmEngine:
         self._stats = _NO_STATS
         self._files: Path | None = None
         """Where the weights lie that sleep dropped; None: it kept them."""
+        self.read_bytes: list[int] = []
+        """Of each rank that read its slices from the exchange, for the latest version that did not come as a delta."""
 
     # --- versions --------------------------------------------------------------------------------------------------
 
-    def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> None:
-        """See Engine. A directory with adapter_config.json is a LoRA adapter for the base model that it names.
+    def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> int:
+        """See Engine. Of a directory with holes the ranks read their slices of the weights themselves. One with
+        adapter_config.json is a LoRA adapter for the base model that it names.
 
         The same architecture is updated in place, another one starts a new engine (so does a new base model under
         adapters). Raises ReplicaBroken when an update in place failed: the weights may then be half new, and this
         process must not sample any more.
         """
+        self.read_bytes = []
         if version == self._version:
-            return
+            return 0
         adapter = read_adapter(model_dir)
         if adapter is not None:
             self._load_adapter(version, adapter)
-            return
+            return 0
         held, self._version, self._base = self._version, None, None
         self._load_weights(model_dir, None if changes is None or changes.since != held else changes)
         self._version, self._base = version, model_dir
+        return sum(self.read_bytes)
 
     def _load_weights(self, model_dir: Path, changes: Changes | None = None) -> None:
         layout = read_layout(model_dir)
-        config = json.loads((model_dir / "config.json").read_bytes())
+        holes = (model_dir / SOURCE).is_file()
+        config = {**json.loads((model_dir / "config.json").read_bytes()), SOURCE: holes}
         if self._engine is None or self._settings.lora_rank or (layout, config) != (self._layout, self._config):
             self.close()
             self._engine = start(model_dir, self._settings)
             self._blocks = BlockCache(self._engine)
             self._layout, self._config = layout, config
+            if holes:
+                self._reload(model_dir, None)
         else:
-            try:
-                if changes is None or not self._patched(model_dir, changes):
-                    self._engine.collective_rpc("rlhf_reload", args=(str(model_dir),))
-            except Exception as error:
-                raise ReplicaBroken(f"weights of {model_dir} could not be applied in place: {error}") from error
-            self.forget_prefixes()
+            self._reload(model_dir, changes)
         self._eos = eos_ids(model_dir).tolist()
+
+    def _reload(self, model_dir: Path, changes: Changes | None) -> None:
+        try:
+            if changes is None or not self._patched(model_dir, changes):
+                self.read_bytes = self.held().collective_rpc("rlhf_reload", args=(str(model_dir),))
+        except Exception as error:
+            raise ReplicaBroken(f"weights of {model_dir} could not be applied in place: {error}") from error
+        self.forget_prefixes()
 
     def _patched(self, model_dir: Path, changes: Changes) -> bool:
         """Whether the changes alone made the weights those of `model_dir`. On a CPU its files are read in less time."""
-        if _on_cpu():
+        if _on_cpu() and not (model_dir / SOURCE).is_file():
             return False
         return all(self.held().collective_rpc("rlhf_patch", args=(str(model_dir), changes.deltas)))
 
@@ -293,7 +304,8 @@ class VllmEngine:
         if _on_cpu():
             self.held().collective_rpc("rlhf_park")
         else:
-            self._files = None if self._settings.lora_rank else weights
+            kept = self._settings.lora_rank or (weights is not None and (weights / SOURCE).is_file())
+            self._files = None if kept else weights
             self.held().sleep(level=1 if self._files is None else 2)
 
     def unpark(self) -> None:

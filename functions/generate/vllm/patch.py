@@ -10,10 +10,9 @@ samples: of weights that differ in 1 %, 64 samples from each of 200 tensors miss
 Runs in vLLM's worker process, read against vLLM 0.32 (model_loader/checkpoint_weight_patch.py).
 """
 
-from __future__ import annotations
-
+import math
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,13 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import (
     load_checkpoint_weight_patches,
 )
 
+from functions.generate.vllm.slices import sampled_blocks
 from functions.weights.delta import decode, unsigned
 from functions.weights.files import decode_header, weight_files
 from functions.weights.store import DTYPES
 
+Sample = tuple[str, tuple[int, ...], Tensor, Tensor]
+"""Name and shape of a tensor, positions in its flat order, their values."""
 SAMPLES = 64
 CHUNK_BYTES = 512 * 2**20
 """Of checkpoint tensors that are made at a time, as vLLM does it."""
@@ -78,7 +80,7 @@ def _agree(model: Any, directory: Path, device: torch.device) -> bool:
         differ.append((~torch.isnan(source) & (source != destination)).any())
         return destination
 
-    for chunk in _chunks(_samples(directory, device)):
+    for chunk in _chunks(_all_but(sampled_blocks(directory) or _samples(directory), device)):
         Tensor.copy_ = compare  # type: ignore[method-assign,assignment]
         try:
             model.load_weights(chunk)
@@ -99,8 +101,16 @@ def _chunks(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[list[tuple[str, T
         yield chunk
 
 
-def _samples(directory: Path, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor of the files, NaN but for a few of its values at random."""
+def _all_but(samples: Iterable[Sample], device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor, NaN but for what was sampled."""
+    for name, shape, positions, values in samples:
+        sampled = torch.full((math.prod(shape),), float("nan"), dtype=values.dtype, device=device)
+        sampled[positions.to(device)] = values.to(device)
+        yield name, sampled.view(shape)
+
+
+def _samples(directory: Path) -> Iterator[Sample]:
+    """A few values at random of each tensor of the files."""
     rng = np.random.default_rng()
     for path in weight_files(directory):
         with path.open("rb") as file:
@@ -111,7 +121,5 @@ def _samples(directory: Path, device: torch.device) -> Iterator[tuple[str, Tenso
                 continue
             flat = unsigned(content[tensor.start : tensor.start + tensor.length], tensor.dtype)
             positions = rng.integers(0, len(flat), SAMPLES)
-            values = torch.from_numpy(flat[positions]).view(dtype).to(device)
-            sampled = torch.full((len(flat),), float("nan"), dtype=dtype, device=device)
-            sampled[torch.from_numpy(positions).to(device)] = values
-            yield tensor.name, sampled.view(tensor.shape)
+            values = torch.from_numpy(flat[positions]).view(dtype)
+            yield tensor.name, tensor.shape, torch.from_numpy(positions), values

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from functions.weights.local_copy import SOURCE
+
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -126,7 +128,8 @@ def knows(config_json: dict[str, Any]) -> bool:
 
 
 def start(model_dir: Path, settings: VllmSettings) -> LLMEngine:
-    """An engine that holds the model of `model_dir`. ValueError, one line, where it cannot."""
+    """An engine that holds the model of `model_dir`, or any weights where those are holes: then it has to reload.
+    ValueError, one line, where it cannot."""
     environment()
     from vllm import EngineArgs
     from vllm.platforms import current_platform
@@ -142,6 +145,8 @@ def start(model_dir: Path, settings: VllmSettings) -> LLMEngine:
         _register(config_json)
         if cpu:
             _register_kernels_once()
+        if holes := (model_dir / SOURCE).is_file():
+            importlib.import_module("functions.generate.vllm.slices")
         arguments = EngineArgs(
             model=str(model_dir),
             skip_tokenizer_init=True,
@@ -156,6 +161,7 @@ def start(model_dir: Path, settings: VllmSettings) -> LLMEngine:
             block_size=_CPU_BLOCK if cpu else None,
             distributed_executor_backend="uni" if settings.gpus == 1 else "mp",
             tensor_parallel_size=settings.gpus,
+            load_format="rlhf_slices" if holes else "auto",
             worker_extension_cls="functions.generate.vllm.worker.WorkerExtension",
             disable_log_stats=True,
             use_tqdm_on_load=False,

@@ -13,8 +13,6 @@ vLLM mixes `WorkerExtension` into its worker class (`worker_extension_cls`); its
 - Triton kernels are replaced by a walk over every loaded module: done once (`preload`), not at each start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from functions.generate.engine.sampling import bits
 from functions.generate.vllm import patch as vllm_patch
+from functions.generate.vllm import slices  # noqa: F401  # registers its loader
 from functions.generate.vllm.blocks import CacheMethods
 from functions.models.parked import HostMemory, give_back, tensors_in
 
@@ -47,10 +46,14 @@ class WorkerExtension(CacheMethods):
         if current_platform.is_cpu():
             self.model_runner.sampler.topk_topp_sampler.forward = _positioned(self.model_runner)
 
-    def rlhf_reload(self, directory: str) -> None:
-        """The weights of `directory` (same names and shapes), in place. Any error leaves them half new."""
+    def rlhf_reload(self, directory: str) -> int:
+        """The weights of `directory` (same names and shapes), in place. Any error leaves them half new. The bytes that
+        were read for it from the exchange."""
+        model = self.model_runner.get_model()
+        model.rlhf_read = 0
         self.model_runner.reload_weights(weights_path=directory)
         self.rlhf_check_head()
+        return int(model.rlhf_read)
 
     def rlhf_patch(self, directory: str, deltas: Sequence[Sequence[bytes]]) -> bool:
         """The weights of `directory` by `deltas` from those that are held. False where vLLM cannot do that with this

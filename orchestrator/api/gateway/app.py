@@ -6,8 +6,6 @@ GET  /healthz                 everything else wants `Authorization: Bearer TOKEN
 Errors are OpenAI's: {"error": {"message", "type", "param", "code"}}.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets

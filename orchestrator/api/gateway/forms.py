@@ -4,8 +4,6 @@ A key that would change the answer and is not known here is refused by its name:
 client could miss. Token ids are the truth; text is made of them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`rlhf-orchestrate serve-model`, `chat` and `sample`: the gateway as a server, in a terminal, and over a file."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets
@@ -13,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 
-from functions.base.http_limits import backlog, limited
+from functions.base.http_limits import limited_server
 from functions.base.logs import About, log_lines
 from orchestrator.api.auth import Tokens, own_token, read_token
 from orchestrator.api.gateway.app import create
@@ -37,11 +34,7 @@ def serve(options: Options, *, host: str, port: int, tokens: Path | None) -> Non
             print(f"model:  {served.name}\nOpenAI: http://{host}:{port}/v1", flush=True)
             if tokens is None:
                 print(f"token:  {read_token(file)}", flush=True)
-            config = uvicorn.Config(
-                app, host=host, port=port, http=limited(), backlog=backlog(), ws="none", log_config=None,
-                access_log=False, timeout_graceful_shutdown=3,
-            )  # fmt: skip
-            await uvicorn.Server(config).serve()
+            await limited_server(app, host=host, port=port, timeout_graceful_shutdown=3).serve()
 
     with tempfile.TemporaryDirectory(prefix="rlhf-serve-") as place:
         asyncio.run(run(Path(place)))

@@ -1,7 +1,5 @@
 """From a model, or a run, to its gateway: the model lies where replicas find it, the function is deployed at zero."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """A stream's tokens as text: what of it may be told already, and where stop words end it."""
 
-from __future__ import annotations
-
 import secrets
 from typing import Any
 

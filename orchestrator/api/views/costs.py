@@ -1,7 +1,5 @@
 """cost.json as columns: what each function cost per step."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

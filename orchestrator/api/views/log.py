@@ -1,7 +1,5 @@
 """Past events by kind, a page at a time; and the last lines of a text file."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from pathlib import Path
 

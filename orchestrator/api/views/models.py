@@ -1,7 +1,5 @@
 """What the routes of view_routes.py answer. Times are Unix seconds, or (`_s`) seconds since the job's first start."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -23,6 +21,7 @@ class FunctionCost(BaseModel):
     gpu_s: float
     usd: float
     starts: int
+    parked_s: float = Field(0.0, description="Of processes between replicas, without a GPU; beside replica_s")
 
 
 class StepCost(BaseModel):
@@ -129,6 +128,12 @@ class Group(BaseModel):
     deviation: float
 
 
+class Tool(BaseModel):
+    tool: str
+    calls: int
+    failed: int
+
+
 class Samples(BaseModel):
     """Samples of one step: prompt, response, reward."""
 
@@ -137,6 +142,7 @@ class Samples(BaseModel):
     total: int = Field(description="How many of them match")
     scores: list[float] = Field(description="Of all samples of the step that are kept")
     groups: list[Group] = Field(description="Of each prompt: its samples' mean score and deviation")
+    tools: list[Tool] = Field(description="Of their conversations; `failed`: the model read an error")
     samples: list[dict[str, Any]] = Field(
         description="group, index, prompt, response, score, tokens, finish, version, ground_truth; `advantage`: mean "
         "of its tokens; `mismatch`: mean absolute difference of the trainer's and the engine's log-probabilities"

@@ -1,7 +1,5 @@
 """The plan of a step, beside what the step came to."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run's reserved.json: made anew, beside the server, as the run goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

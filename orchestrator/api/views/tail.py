@@ -1,7 +1,5 @@
 """JSON lines of a file that grows: of those that were asked for last, only what was appended is parsed again."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """Metrics as columns, and many steps as few points."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence

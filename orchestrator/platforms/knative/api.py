@@ -3,8 +3,6 @@
 Connection and credentials are the official client's: KUBECONFIG, ~/.kube/config, or a pod's service account.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Calls through Knative's data plane: HTTP with the function's name as Host. Knative retries nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from urllib.parse import urlsplit

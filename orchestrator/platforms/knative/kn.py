@@ -1,7 +1,5 @@
 """Services are created with `kn`; where it is not on the PATH, the same manifests go through the API."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -10,8 +10,6 @@ Only controllers that every Kubernetes has take part; nothing of ours has to be 
 and as long as three of them take where they do not: a busy machine, an API that comes and goes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -7,8 +7,6 @@ A Service is created at zero (`initial-scale: 0`), and its scale is never in its
 new Revision, and that replaces every pod.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -47,6 +45,7 @@ DRAIN_S = 30
 WAIT_S = 60
 """Of a request's time limit: what it may wait for a replica, over the time that its call may take."""
 TOKEN_KEY = "token"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 AGENT = "node-agent"
 GATE, GATE_PATH = "gate", "/run/rlhf-orchestrate"
 
@@ -125,6 +124,7 @@ def service_name(job: str, function: str) -> str:
 def service(context: JobContext, spec: FunctionSpec) -> Json:
     """The Knative Service of one function, cluster-local, at zero."""
     tags = labels(context, spec.name) | {FUNCTION_LABEL: spec.name}
+    queued = {} if context.config.queue is None else {QUEUE_LABEL: context.config.queue}
     timeout_s = math.ceil(context.call_s) + WAIT_S
     return {
         "apiVersion": "serving.knative.dev/v1",
@@ -136,7 +136,7 @@ def service(context: JobContext, spec: FunctionSpec) -> Json:
         },
         "spec": {
             "template": {
-                "metadata": {"labels": tags, "annotations": scaling(spec, context.config)},
+                "metadata": {"labels": tags | queued, "annotations": scaling(spec, context.config)},
                 "spec": _pod(context, spec, timeout_s),
             }
         },

@@ -10,8 +10,6 @@ The orchestrator holds no state that the cluster needs: it may die at any moment
 elsewhere; `deploy` takes over what it finds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import math
@@ -27,6 +25,7 @@ from orchestrator.platforms.knative import manifests
 from orchestrator.platforms.knative.api import ApiError, Json, KubeApi, core, serving
 from orchestrator.platforms.knative.calls import Caller
 from orchestrator.platforms.knative.kn import CLUSTER, apply_service, find_kn, hint
+from orchestrator.platforms.knative.kueue import check_queue
 from orchestrator.platforms.knative.lease import Lease, LeaseLost
 from orchestrator.platforms.knative.scale import GRACE_S, Function, Scaler, Timing
 from orchestrator.platforms.knative.watch import Pods, PodWatch
@@ -59,6 +58,7 @@ class KnativePlatform:
         if self._closed:
             raise PlatformError("the Knative platform is closed")
         try:
+            await asyncio.to_thread(check_queue, self._api, self._config)
             if self._lease is None:
                 lease = Lease(self._api, self._context, self._timing.lease_s)
                 await lease.take()
@@ -94,7 +94,7 @@ class KnativePlatform:
                         pod = str(event.data["replica"])
                         queue.unplaced -= 1
                         queue.last_request_s = now_s()
-                        self._pods.take(function, pod)
+                        self._pods.take(function, pod).parked_s = float(event.data.get("parked_s", 0.0))
                         queue.changed.set()
                     if event.kind in ("done", "error"):
                         whole = "deadline_s" not in event.data

@@ -1,12 +1,11 @@
 """Why a pod does not run, in one line with what to do about it. Pure: from a pod as the API gives it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from functions.base.logs import LogLine
+from orchestrator.platforms.knative.manifests import QUEUE_LABEL
 
 Json = dict[str, Any]
 
@@ -21,6 +20,8 @@ class Reason:
     line: str
     patient: bool
     """It may pass by itself: a node may come, the next start may do better."""
+    capacity: bool = False
+    """There is no room for it yet."""
 
 
 def why_not(pod: Json) -> Reason | None:
@@ -29,14 +30,22 @@ def why_not(pod: Json) -> Reason | None:
     name = pod["metadata"]["name"]
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            if condition.get("reason") != "Unschedulable":
-                continue
-            return Reason(
-                "Unschedulable",
-                f"{name} has no node: {condition.get('message', '')} -> free or add nodes, or ask for less in"
-                " [functions.*] gpus, memory_gb, threads and [platform.knative] node_selector",
-                True,
-            )
+            if condition.get("reason") == "Unschedulable":
+                return Reason(
+                    "Unschedulable",
+                    f"{name} has no node: {condition.get('message', '')} -> free or add nodes, or ask for less in"
+                    " [functions.*] gpus, memory_gb, threads and [platform.knative] node_selector",
+                    True,
+                    True,
+                )
+            if condition.get("reason") == "SchedulingGated":
+                queue = pod["metadata"].get("labels", {}).get(QUEUE_LABEL, "of the cluster's choice")
+                return Reason(
+                    "SchedulingGated",
+                    f"{name} waits for quota of LocalQueue {queue} -> `kubectl describe workloads` tells what it lacks",
+                    True,
+                    True,
+                )
     for container in status.get("containerStatuses", ()):
         for found in _container(name, container):
             return found

@@ -10,8 +10,6 @@ zero    min-scale -> Knative marks the function inactive, and leaves its last po
         before zero is possible again (docs/decisions/0005-knative-scale.md)
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math
@@ -310,7 +308,7 @@ class Scaler:
             if pod.reason is None:
                 continue
             patience_s = self._timing.pending_s
-            if pod.reason.kind == "Unschedulable" and self._capacity_s is not None:
+            if pod.reason.capacity and self._capacity_s is not None:
                 patience_s = self._capacity_s
             left_s = pod.reason_since_s + patience_s - now_s()
             restarts = pod.restarts >= self._timing.failed_starts

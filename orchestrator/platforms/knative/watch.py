@@ -4,12 +4,10 @@ API --watch (a thread)--> Pods.apply (event loop): scheduled -> ready -> busy <-
                                                    paid for from here ----------------------------> to here
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.base.background import in_one_line
 from orchestrator.platforms import queue
@@ -38,6 +36,10 @@ class Pod(Life):
     @property
     def live(self) -> bool:
         return self.stopped_s is None and self.state != "draining"
+
+    def replica(self) -> Replica:
+        waits = self.reason.line if self.reason is not None and self.reason.capacity and self.live else ""
+        return replace(super().replica(), waits=waits)
 
 
 class Pods:
@@ -90,12 +92,13 @@ class Pods:
             pod.stop()
             self._changed(pod.function)
 
-    def take(self, function: str, name: str) -> None:
+    def take(self, function: str, name: str) -> Pod:
         """A call has begun on a pod, which the watch may not have shown yet."""
         pod = self._pods.setdefault(name, Pod(function, name, now_s(), now_s()))
         pod.take()
         if pod.live:
             pod.enter("busy")
+        return pod
 
     def release(self, name: str) -> None:
         """Its call is over."""

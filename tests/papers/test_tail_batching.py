@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from bench.papers.tail_batching import tail_batching
 from orchestrator.planner.latency import GenerateCost
 from orchestrator.simulation.baselines import SERVERFUL
 from orchestrator.simulation.job import simulate
 from orchestrator.simulation.scenarios import find_scenario
-from orchestrator.simulation.tail_batching import tail_batching
 
 SMALL = replace(find_scenario("3b-grpo-gsm8k"), prompts_per_step=16, steps=9, gpus=4, epoch_steps=20)
 

@@ -10,8 +10,6 @@ generates is worked out here; all that follows is the loop's, under `serverful`,
 RollPacker's other parts (tensor parallelism that adapts, rewards, streamed training) are left out.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,0 +1,60 @@
+"""Files that others read while they are written: they see the old or the new one, or whole lines of one that grows."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from orchestrator.base.errors import RunError
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the block fails with of the file system is a RunError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def write_atomically(path: Path, data: bytes, *, flush: bool = True) -> None:
+    """Readers see the old content or the new, never half. One writer at a time. Raises RunError.
+
+    `flush` False: a crash of the machine may take it, as it is written anew then.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                if flush:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+class Lines:
+    """Appends to `path`, each line in one write, after its first `kept` bytes (an execution that was killed may have
+    left half a line behind them). Raises RunError where the file cannot be written."""
+
+    def __init__(self, path: Path, kept: int) -> None:
+        self._path = path
+        with writing(path):
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.ftruncate(self._file, kept)
+
+    def append(self, line: bytes) -> None:
+        """Raises RunError where it cannot be written; nothing of it is in the file then, and it may be tried again."""
+        end = os.fstat(self._file).st_size
+        with writing(self._path):
+            written = os.write(self._file, line)
+        if written < len(line):
+            os.ftruncate(self._file, end)
+            raise RunError(f"{self._path}: cannot be written: the disk is full")
+
+    def close(self) -> None:
+        os.close(self._file)
