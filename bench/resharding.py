@@ -41,7 +41,7 @@ def read_by(ranks: int, versions: Sequence[Version], root: Path, scratch: Path) 
         engine, _ = policy.hold(version, context)
         assert isinstance(engine, VllmEngine)
         manifest = read_manifest(exchange, version)
-        found.append(engine.read_bytes or [sum(entry.size_bytes for entry in manifest.tensors)])
+        found.append(engine.read_bytes if ranks > 1 else [sum(entry.size_bytes for entry in manifest.tensors)])
     engine.close()
     return found
 

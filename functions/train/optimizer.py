@@ -91,8 +91,8 @@ class Optimizer:
         for parameter in self.named.values():
             if parameter.grad is None:  # every parameter has moments after the first step, whatever the batch was
                 parameter.grad = torch.zeros_like(parameter)
+        self.steps += 1  # before: what fails within is of neither step
         self._adam.step()
-        self.steps += 1
         return lr
 
 

@@ -1,7 +1,5 @@
 """[environment]: what answers the policy's turns, and how a job names it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@
 Until `generate` has been observed (or has a prior) there is nothing to decide by: the plan is the static one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections import deque

@@ -5,8 +5,6 @@ observations and same request, same plan.
     loop --- StepObservation -> planner.observe()               after it
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Which cuts of the tail are worth working out: each is judged by a first estimate of the step that it leads to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 

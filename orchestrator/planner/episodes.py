@@ -7,8 +7,6 @@ twice what the best decision would have cost; with a distribution it stays while
 that start (Karlin et al., "Competitive randomized algorithms for nonuniform problems", Algorithmica 1994, section 4).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 

@@ -4,8 +4,6 @@ Balance is greedy longest-first (LPT, Graham 1969: at most 4/3 - 1/(3 N) of the 
 prompt's last seen lengths; with no history every prompt counts the same, so that shards differ by one prompt at most.
 """
 
-from __future__ import annotations
-
 import heapq
 import statistics
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ journal/     which prompts each step drew, its metrics
 trace.json   the responses' lengths, each call's time, counts and cold start
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Sequence

@@ -15,8 +15,6 @@ record, and the results of the calls that had ended. A step whose values the sto
 again at once, and only what is gone is made again (run/lost.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping

@@ -4,8 +4,6 @@ Everything here is derived from the journal and the platform's books: a recorder
 journal when it opens, and never decides anything.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -4,8 +4,6 @@ The values are fake, but fixed: tokens, scores and weights depend on the samples
 arranged the work, so that the committed history of two policies can be compared.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence

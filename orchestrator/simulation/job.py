@@ -1,7 +1,5 @@
 """A scenario under a policy: the real loop, planner, fleet and invoker, on the simulated platform in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

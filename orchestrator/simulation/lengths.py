@@ -3,15 +3,13 @@
 A length depends on (seed, step, prompt, index) alone: every policy meets the same work, however it arranges it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +38,7 @@ class Lognormal:
     drift: float = 0.0
 
     @classmethod
-    def of(cls, mean: float, sigma: float, *, kept: float = 0.7, seed: int = 0) -> Lognormal:
+    def of(cls, mean: float, sigma: float, *, kept: float = 0.7, seed: int = 0) -> Self:
         """By its mean and its sigma; `kept`: share of the variance that is the prompt's own.
 
         With sigma 0.86 and mean 220 this is the conversation trace of the references (mu 5.02).
@@ -61,7 +59,7 @@ class LengthTrace:
     lengths: Mapping[tuple[int, int, int], int]
 
     @classmethod
-    def read(cls, path: Path) -> LengthTrace:
+    def read(cls, path: Path) -> Self:
         """JSON lines with integers `step`, `group`, `index`, `length`. Raises ValueError naming file and line."""
         lengths: dict[tuple[int, int, int], int] = {}
         for number, line in enumerate(path.read_text().splitlines(), start=1):

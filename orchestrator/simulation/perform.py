@@ -1,7 +1,5 @@
 """A call on a simulated replica, from `started` to its last event."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 What is assumed rather than measured stands here, one field each, so that a reader can change it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -13,13 +13,11 @@ distribution or a recorded trace:
     lengths = { mean = 600.0, sigma = 0.7 }      # or { trace = "lengths.jsonl" }
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -97,7 +95,7 @@ class _Lengths(Section):
     trace: str | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> _Lengths:
+    def _one(self) -> Self:
         if (self.mean is None) != (self.sigma is None) or (self.mean is None) == (self.trace is None):
             raise ValueError("wants mean and sigma, or trace")
         return self
@@ -128,7 +126,7 @@ class _File(Section):
     reward_replicas: int = Field(8, ge=1)
 
     @model_validator(mode="after")
-    def _fits(self) -> _File:
+    def _fits(self) -> Self:
         room = kv_capacity_tokens(device(self.device), shape(self.model), self.generate_gpus)
         if (longest := self.head_tokens + self.prompt_tokens + self.max_response_length) > room:
             raise ValueError(f"a sample may have {longest} tokens, the GPUs of one replica have room for {room}")

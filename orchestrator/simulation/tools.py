@@ -1,7 +1,5 @@
 """The environment function in simulations: answers that take their time."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 from dataclasses import replace

@@ -1,11 +1,9 @@
 """What flows between the stages of a step: references to samples and to what is said about them, as they come."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from functions.base.wire import Event, Json, Ref, Version
 from orchestrator.base.errors import CallFailed
@@ -32,7 +30,7 @@ class Finished:
         return list(zip(self.group, self.index, strict=True))
 
     @classmethod
-    def of(cls, event: Event) -> Finished:
+    def of(cls, event: Event) -> Self:
         assert event.ref is not None, "samples and cut events carry a ref"
         caches = [Ref.from_json(ref) for sample in event.data.get("caches", ()) for ref in sample]
         return cls(event.ref, event.data["group"], event.data["index"], event.data["length"], caches)

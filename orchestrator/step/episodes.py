@@ -12,8 +12,6 @@ A turn is a cut: keys and values of samples that are long enough for it go along
 again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import Counter

@@ -4,8 +4,6 @@ In the deterministic mode the samples are put into their canonical order before 
 where tensors pass through the orchestrator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

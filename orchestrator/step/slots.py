@@ -5,8 +5,6 @@ another one; then it goes (planner/episodes.py says why). What is ready goes to 
 so that the others age; where none waits, to one at work (`joins`) or to another one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 from collections.abc import Awaitable, Callable, Sequence

@@ -53,7 +53,7 @@ def test_ranks_read_their_slices_alone(make_model: Callable[..., Path], logprobs
             with file.open("r+b") as opened:
                 opened.seek(file.stat().st_size // 2)
                 opened.write(b"altered!")
-            with pytest.raises(ReplicaBroken, match="could not be applied in place"):
+            with pytest.raises(ReplicaBroken, match=r"could not be applied in place.*v000004.call, tensor"):
                 policy.hold(version, context)
             break
         engine, _ = policy.hold(version, context)
@@ -97,7 +97,7 @@ def test_what_a_loader_copies_is_what_is_read() -> None:
             elif name == "columns":
                 torch.zeros(4, 2).copy_(tensor.narrow(1, 2, 2))
             elif name == "whole":
-                torch.zeros(3, 2).copy_(tensor.t() + 1)
+                torch.zeros(4, 3).copy_(torch.cat([tensor, tensor]))
             elif name == "none":
                 torch.zeros(2).copy_(tensor[2:4])
     assert not destination.any()

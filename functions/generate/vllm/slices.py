@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
@@ -38,6 +39,8 @@ from functions.weights.store import DTYPES
 
 FORMAT = "rlhf_slices"
 """vLLM's `load_format`."""
+REASON_BYTES = 512
+"""Of what a rank tells the others of its failure."""
 CHUNK_BYTES = 256 * 2**20
 """Of slices that are read before they are loaded."""
 
@@ -70,7 +73,7 @@ class Traced(TorchDispatchMode):
                 self._note(found[0], args[1])
             return func(*args, **(kwargs or {})) if found is None else args[0]
         if not func.is_view:  # it reads the tensor in a way that is not known: all of it is wanted
-            for given in args:
+            for given in tree_leaves((args, kwargs)):
                 if isinstance(given, Tensor) and (found := self._of(given)):
                     self._note(*found)
         return func(*args, **(kwargs or {}))
@@ -182,24 +185,26 @@ def _together() -> Iterator[Callable[[], None]]:
     """Ranks that swap: where one fails all do, when they next ask whether all goes well, or at the end."""
     group = get_tp_group()
 
-    def ask(failed: bool = False) -> None:
-        told = torch.tensor([float(failed)])
-        dist.all_reduce(told, group=group.cpu_group)
-        if told and not failed:
-            raise PeerFailed(f"{int(told)} of {group.world_size} ranks could not read their slices")
+    def ask(why: str = "") -> None:
+        own = torch.frombuffer(bytearray(why.encode()[:REASON_BYTES].ljust(REASON_BYTES)), dtype=torch.uint8)
+        told = [torch.empty_like(own) for _ in range(group.world_size)]
+        dist.all_gather(told, own, group=group.cpu_group)
+        texts = [found.numpy().tobytes().decode(errors="replace").strip() for found in told]
+        if any(texts) and not why:
+            raise PeerFailed("; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts) if text))
 
     try:
         yield ask
         ask()
     except PeerFailed:
         raise
-    except BaseException:
-        ask(failed=True)
+    except BaseException as error:
+        ask(f"{type(error).__name__} {error}")
         raise
 
 
 class PeerFailed(RuntimeError):
-    """Another rank says why."""
+    """What another rank says."""
 
 
 def _swapped(tensor: Tensor, columns: tuple[int, int]) -> Tensor:
