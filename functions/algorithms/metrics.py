@@ -1,7 +1,5 @@
 """Metrics that survive being split: parts add up, except names that end in max or min."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor

@@ -11,13 +11,11 @@ Left out: tokenizers without `tokenizer.json` (SentencePiece, tiktoken files), a
 a tokenizer other than its `tokenizer.json` says.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jinja2
 from jinja2 import nodes
@@ -43,7 +41,7 @@ class Chat:
         self._where, self._kwargs = where, dict(template_kwargs or {})
 
     @classmethod
-    def load(cls, directory: Path, template_kwargs: Mapping[str, Any] | None = None) -> Chat:
+    def load(cls, directory: Path, template_kwargs: Mapping[str, Any] | None = None) -> Self:
         """Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja.
 
         `template_kwargs` go to the template. Raises ValueError in one line for a directory without a readable

@@ -8,8 +8,6 @@ process works on one call at a time. What code below Python writes stays as it i
 for its message.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import logging
@@ -17,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 LEVELS = ("debug", "info", "warning", "error")
 QUIET = ("httpx", "uvicorn")
@@ -150,7 +148,7 @@ class LogLine:
     exception: str = ""
 
     @classmethod
-    def parse(cls, line: str) -> LogLine:
+    def parse(cls, line: str) -> Self:
         try:
             value = json.loads(line)
             step, level = value.get("step"), str(value["level"])

@@ -1,9 +1,9 @@
-"""Prometheus metrics on prometheus-client: what replicas and the job API answer to `GET /metrics`.
+"""Prometheus metrics on prometheus-client: what node agents and the job API answer to `GET /metrics`.
 
-    CALLS = Metric("rlhf_function_calls_total", "counter", "Attempts that have ended.", ("outcome",))
-    values = Values([CALLS], {"function": "generate"})
-    values.add(CALLS, 1, "done")
-    text([*values.collect(), family(UP, {(): 3.5}, {"function": "generate"})])
+    CALLS = Metric("rlhf_job_calls_total", "counter", "Attempts that have ended.", ("function", "outcome"))
+    values = Values([CALLS], {"job_id": "a"})
+    values.add(CALLS, 1, "generate", "done")
+    text([*values.collect(), family(STARTS, {("generate",): 3}, {"job_id": "a"})])
 
 Every metric is a constant beside its owner, so that docs/telemetry.md, the dashboard and the alert rules can be checked
 against them. Names follow Prometheus' conventions: a unit, `_total` for what only rises. Text format: version 0.0.4.

@@ -6,9 +6,6 @@ tensors      --- SampleBatch, Columns (samples.py: safetensors bytes in the exch
 
 """
 
-from __future__ import annotations
-
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,11 +39,15 @@ class Wire:
         return made
 
 
-@functools.cache
-def _adapter(kind: type) -> Any:
-    from pydantic import TypeAdapter
+_ADAPTERS: dict[type, Any] = {}
 
-    return TypeAdapter(kind)
+
+def _adapter(kind: type) -> Any:
+    if kind not in _ADAPTERS:
+        from pydantic import TypeAdapter
+
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ class Event:
         return json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
     @classmethod
-    def from_line(cls, line: bytes | str) -> Event:
+    def from_line(cls, line: bytes | str) -> Self:
         try:
             value = json.loads(line)
             kind = value["kind"]

@@ -7,8 +7,6 @@ The server adds what every function needs: `started`, the heartbeat, deadlines, 
 of exceptions into `error` events (attempt.py, server.py).
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager

@@ -4,8 +4,6 @@
 The axes and their order are torchtitan's and verl's. What is left of the ranks is dp: FSDP2 shards over it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

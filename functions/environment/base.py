@@ -19,15 +19,13 @@ Optional: `turn_reward()` after each turn's tools; `done`, true when the episode
 answers do not depend on earlier ones; `close()`. Any of them may be `async def`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from functions.base.wire import Json
 
@@ -81,7 +79,7 @@ class Answer:
         return values | {"observations": [list(o) for o in self.observations], "errors": dict(self.errors)}
 
     @classmethod
-    def from_json(cls, value: Json) -> Answer:
+    def from_json(cls, value: Json) -> Self:
         return cls(**{**value, "observations": [(str(name), str(text)) for name, text in value["observations"]]})
 
 

@@ -15,13 +15,11 @@ So whoever is killed (an environment's replica, one that generates, the orchestr
 same episode, and what was answered is never asked again; what was asked and not answered yet, is.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from functions.base.samples import Finish
 from functions.base.wire import Json
@@ -48,12 +46,12 @@ class Outcome:
         return json.dumps(value, allow_nan=False).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Outcome:
+    def decode(cls, data: bytes) -> Self:
         value: Json = json.loads(data)
         return cls(Answer.from_json(value["answer"]), Finish(value["finish"]), value["score"])
 
     @classmethod
-    def failure(cls, message: str) -> Outcome:
+    def failure(cls, message: str) -> Self:
         return cls(Answer(failed=" ".join(message.split())), Finish.ENVIRONMENT)
 
 

@@ -54,7 +54,10 @@ class Asked:
         wanted = [*before.messages, assistant(said.text, before, id)]
         for number, (mine, theirs) in enumerate(zip(wanted, self.messages, strict=False)):
             if _gist(mine) != _gist(theirs):
-                raise Refused(f"messages[{number}] is not what the episode has there: {_gist(mine)!s:.100}")
+                raise Refused(
+                    f"messages[{number}] is not what the episode has there: {_gist(mine)!s:.100} (an episode is "
+                    "appended to: wants a harness without compaction of its context, or sub-agents)"
+                )
         if len(self.messages) <= len(wanted):
             raise Refused(f"messages: the episode has {count + 1} already; a request goes on from there")
         return {"messages": list(self.messages[count + 1 :])}

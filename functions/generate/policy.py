@@ -7,8 +7,6 @@ An engine that comes back from parking first samples a canary, as it did before:
 else than it should (vLLM's sleep mode has failed so, without an error: vllm#29341, vllm#48310), and is given up.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The sandbox of this machine: one fork server (parent.py), kept until it is closed, started again when it is gone."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json
@@ -13,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Self
 
 from functions.sandbox.parent import _receive, _send
 from functions.sandbox.program import Limits, Program, Result, SandboxError
@@ -80,7 +79,7 @@ class LocalSandbox:
             self._server.kill()
             self._server.wait()
 
-    def __enter__(self) -> LocalSandbox:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

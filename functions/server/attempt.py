@@ -13,8 +13,6 @@ stands there, and starts its function again with that as `prior`. So a repeated 
 two results. A cut is recorded with the `done` that follows it: there is no state between them.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 import threading

@@ -11,8 +11,6 @@ report what fails. A call for another version loads that, as a delta to what is 
 even looked for when a call is there already, and its next part is left when one has come.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

@@ -1,7 +1,5 @@
 """From samples and columns to what the losses need: scores, advantages, returns, masks, of the whole batch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import torch

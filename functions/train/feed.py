@@ -8,13 +8,11 @@ A feed has one writer (its prefix names the orchestrator's epoch) and never chan
 of a gang, reads the same parts.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -53,7 +51,7 @@ class Feed:
     """For parts to come."""
 
     @classmethod
-    def of(cls, params: Mapping[str, Any], context: Context) -> Feed | None:
+    def of(cls, params: Mapping[str, Any], context: Context) -> Self | None:
         """None for a call that brings its samples as inputs. Raises FatalError naming the key."""
         if "feed" not in params:
             return None

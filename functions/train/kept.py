@@ -5,10 +5,9 @@
 Elastic: a rank that is new reads its own part, no other one's (functions/train/parts.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -27,7 +26,7 @@ class Kept:
     """By the names that a manifest has; of tp that divides columns, columns."""
 
     @classmethod
-    def of(cls, version: Version, structure: object, ranks: Ranks, optimizer: Optimizer) -> Kept:
+    def of(cls, version: Version, structure: object, ranks: Ranks, optimizer: Optimizer) -> Self:
         weights = {name: _local(parameter) for name, parameter in optimizer.named.items()}
         moments = {name: _local(moment) for name, moment in optimizer.state().items()}
         return cls(version, _place(structure, ranks), weights | moments)

@@ -9,8 +9,6 @@ step; one that has fewer makes idle passes (one token, no loss), because every p
 FSDP2: torch.distributed.fsdp.fully_shard (arXiv:2304.11277 describes its forerunner); ZeRO stage 3 (arXiv:1910.02054).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

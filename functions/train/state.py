@@ -1,11 +1,10 @@
 """What a trainer holds of one version: model, optimizer, numbers that go from step to step. Load and publish."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +41,7 @@ class Structure:
     lora: LoraParams | None
 
     @classmethod
-    def of(cls, params: TrainParams) -> Structure:
+    def of(cls, params: TrainParams) -> Self:
         return cls(params.objective, params.dtype, params.lora)
 
     @property

@@ -5,8 +5,6 @@
 The totals (denominators) are passed in, so that packs, micro-batches and ranks add up to one loss whatever the split.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field

@@ -9,12 +9,10 @@ What is divided how is the model's own plan (transformers: `base_model_tp_plan`)
 the vocabulary is divided, here the tokens: every loss, truncation and metric of the head is computed as it is alone.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -121,7 +119,7 @@ class TokenShare:
     count: int
 
     @classmethod
-    def of(cls, pack: Pack, mesh: DeviceMesh) -> TokenShare:
+    def of(cls, pack: Pack, mesh: DeviceMesh) -> Self:
         count = pack.predicts.numel()
         each = -(-count // mesh.size())
         first = each * mesh.get_local_rank()

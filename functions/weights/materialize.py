@@ -1,7 +1,5 @@
 """A version as a Hugging Face directory, loadable by transformers and vLLM. No torch here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,12 +1,10 @@
 """`api.json` in a run directory: what the API was asked to do with the run. All else is in the run's own files."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from orchestrator.base.errors import RunError
 from orchestrator.base.files import write_atomically
@@ -37,7 +35,7 @@ class Desired:
         write_atomically(directory / FILE, json.dumps(dataclasses.asdict(self)).encode() + b"\n")
 
     @classmethod
-    def read(cls, directory: Path) -> Desired:
+    def read(cls, directory: Path) -> Self:
         """Of a run that `rlhf-orchestrate run` made: at rest, named as its directory."""
         path = directory / FILE
         try:

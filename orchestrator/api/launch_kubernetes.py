@@ -6,13 +6,11 @@ Jobs; this server's needs create, list and deletecollection of `jobs` in its nam
 keeps in its run directory itself: a pod's log goes with the pod.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import kubernetes
 import yaml
@@ -53,7 +51,7 @@ class KubernetesLauncher:
         self._runs, self._template, self._namespace, self._api = runs, template, namespace, api
 
     @classmethod
-    def connect(cls, runs: Path, template: Path) -> KubernetesLauncher:
+    def connect(cls, runs: Path, template: Path) -> Self:
         """By the pod's service account, else by KUBECONFIG. Raises ConfigError."""
         try:
             manifest = yaml.safe_load(template.read_text())

@@ -24,7 +24,17 @@ from orchestrator.api.views.log import event_page, last_lines
 from orchestrator.api.views.plan import plan_of
 from orchestrator.api.views.reserved import ReservedRuns
 from orchestrator.api.views.tail import Tails
-from orchestrator.api.views.texts import Filter, Kind, SortKey, chosen, groups_of, kept_steps, read_samples, same_prompt
+from orchestrator.api.views.texts import (
+    Filter,
+    Kind,
+    SortKey,
+    chosen,
+    groups_of,
+    kept_steps,
+    read_samples,
+    same_prompt,
+    tools_of,
+)
 from orchestrator.api.views.thin import Names, columns, parts, thinned
 from orchestrator.api.views.timeline import Timelines
 from orchestrator.job.config import JobConfig
@@ -265,7 +275,7 @@ def metrics_of(
 def samples_of(samples: Sequence[dict[str, Any]]) -> Json:
     """What the Samples of models.py say of all of a step's, whichever are asked for."""
     scores = [sample["score"] for sample in samples if sample.get("score") is not None]
-    return {"scores": scores, "groups": groups_of(samples)}
+    return {"scores": scores, "groups": groups_of(samples), "tools": tools_of(samples)}
 
 
 def health_of(config: JobConfig, rows: Sequence[dict[str, Any]]) -> Json:

@@ -44,6 +44,8 @@ class Stage:
     observations: list[CallObservation] = field(default_factory=list)
     span: Span = INVALID_SPAN
     """Its span in the trace, from its first call on."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """No call follows."""
 
     @property
     def wanted(self) -> int:
@@ -138,6 +140,7 @@ class Fleet:
             yield stage
         finally:
             stage.span.end()
+            stage.ended.set()
             self._stages[function].remove(stage)
             await asyncio.shield(self.settle(function))
 

@@ -27,6 +27,7 @@ from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.tracing import Tracing
 from orchestrator.planner.base import CallObservation
 from orchestrator.platforms.base import CallLost, Platform
+from orchestrator.platforms.queue import now_s
 
 CUT_LIFETIME_S = 86400.0
 Ended = Callable[[str, Literal["done", "lost", "failed"], CallObservation | None], None]
@@ -192,7 +193,7 @@ class _Attempt:
 
     def __init__(self, function: str, call: Call) -> None:
         self.function, self.call = function, call
-        self.asked_s = self.started_s = _now_s()
+        self.asked_s = self.started_s = now_s()
         self.replica, self.cold = "", False
         self.prompt_tokens = self.response_tokens = self.samples = 0
         self.error: dict[str, object] = {}
@@ -202,10 +203,10 @@ class _Attempt:
     def note(self, event: Event) -> None:
         data = event.data
         if event.kind == "started":
-            self.started_s = _now_s()
+            self.started_s = now_s()
             self.replica, self.cold = str(data.get("replica", "")), data.get("calls") == 0
         elif event.kind == "progress" and "meter" in data:
-            self.account, self.account_s = Told.from_json(data["meter"]), _now_s()
+            self.account, self.account_s = Told.from_json(data["meter"]), now_s()
         elif event.kind == "error":
             self.error = dict(data)
         elif event.kind in ("samples", "cut") and "length" in data:
@@ -224,11 +225,11 @@ class _Attempt:
             operation=self.call.operation,
             cold=self.cold,
             start_s=self.started_s - self.asked_s,
-            work_s=_now_s() - self.started_s,
+            work_s=now_s() - self.started_s,
             prompt_tokens=self.prompt_tokens,
             response_tokens=self.response_tokens,
             samples=self.samples,
-            stop_s=_now_s(),
+            stop_s=now_s(),
             stats=stats,
             phases=self.phases(),
             profile=done.data.get("profile"),
@@ -250,7 +251,3 @@ async def ask_cut(store: AsyncExchange, call: Call) -> None:
 def _closable(events: AsyncIterator[Event]) -> AsyncGenerator[Event, None]:
     """Platform.call is an async generator on every platform; the protocol's AsyncIterator does not say so."""
     return cast(AsyncGenerator[Event, None], events)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -10,6 +10,7 @@ from rich.table import Table
 from functions.base.wire import Json
 from orchestrator.base.errors import RunError
 from orchestrator.commands.arguments import json_output, print_json, run_directory
+from orchestrator.commands.status import read_metrics
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.ledger import Books, Cost, read_books, total
 from orchestrator.session.terminal_view import dollars, duration, number, spending
@@ -27,12 +28,23 @@ def arguments(parser: ArgumentParser) -> None:
 def execute(given: Namespace) -> int:
     directory = RunDirectory.open(given.run)
     books = books_of(directory)
-    reserved = update_reserved(directory)
+    reserved, spared_s = update_reserved(directory), not_waited_s(directory)
     if given.json:
-        print_json(cost_json(books, reserved))
+        print_json(cost_json(books, reserved) | {"not_waited_s": spared_s})
     else:
         Console().print(cost_table(books, reserved), highlight=False)
+        if directory.job.environment is not None:
+            unit = "GPU" if directory.job.function("generate").gpus else "replica"
+            print(f"{number(spared_s)} {unit}-seconds did not wait for tools.")
     return 0
+
+
+def not_waited_s(directory: RunDirectory) -> float:
+    """GPU-seconds (without GPUs: replica-seconds) for which replicas of generate were let go while episodes waited for
+    their environment; until the generation's end, for which a server would have held them."""
+    rows = read_metrics(directory.path / "metrics.jsonl")
+    each = max(1, directory.job.function("generate").gpus)
+    return each * sum(float(row.get("rollout/let_go_s", 0.0)) for row in rows)
 
 
 def cost_json(books: Books, reserved: Json) -> Json:

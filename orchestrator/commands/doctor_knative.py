@@ -1,7 +1,5 @@
 """`doctor --platform knative`: what a job needs of a cluster, and the patch that would set it."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -59,6 +59,7 @@ def plan_json(found: Forecast) -> dict[str, Any]:
         "unknown": list(found.unknown),
         **steps,
         "job": {"time_s": found.job_s, "cost_usd": found.job_usd},
+        "not_waited_s": not_waited_s(found) if found.steady.waits else 0.0,
         "replicas": [asdict(life) for life in found.lives],
         "curve": [asdict(point) for point in found.curve],
     }
@@ -73,6 +74,15 @@ def plan_table(job: JobConfig, found: Forecast) -> RenderableType:
         head.add_row("not in it", f"{', '.join(found.unknown)}: nothing is known of the time they take")
     head.add_row("first step", _step(found.first, unit))
     head.add_row("later steps", _step(found.steady, unit))
+    for name, waits in found.steady.waits.items():
+        median, late = (waits.answer_s[int(q * (len(waits.answer_s) - 1))] for q in (0.5, 0.99))
+        head.add_row(
+            f"tools {name}".rstrip(), f"an answer takes {number(median)} s at the median, {number(late)} s at p99"
+        )
+    if found.steady.waits:
+        spared_s, gpus = not_waited_s(found), max(1, job.function("generate").gpus)
+        kind = "GPU" if job.function("generate").gpus else "replica"
+        head.add_row("", f"{number(spared_s * gpus)} {kind}-seconds of a step do not wait for tools")
     priced = f", {dollars(found.job_usd)}" if unit == "USD" else ""
     head.add_row("job", f"{duration(found.job_s)}{priced}, without validation")
     if unit != "USD" and not any(f.gpus for f in job.functions.values()):
@@ -89,6 +99,12 @@ def plan_table(job: JobConfig, found: Forecast) -> RenderableType:
         mark = "<- chosen" if point is found.chosen else ""
         curve.add_row(str(point.replicas), number(point.time_s), number(cost), mark)
     return Group(head, replicas, curve)
+
+
+def not_waited_s(found: Forecast) -> float:
+    """Replica-seconds of generate in a later step that a server would hold until the last episode is over."""
+    end_s = found.steady.generated_s or 0.0
+    return sum(max(0.0, end_s - life.stop_s) for life in found.lives if life.function == "generate")
 
 
 def steps_of(lives: Sequence[svg.Life]) -> list[tuple[float, int]]:

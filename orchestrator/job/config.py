@@ -6,13 +6,11 @@ Paths in a job file are relative to the file. The resolved job (all defaults fil
 the run directory; `resume` reads that one.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Self, get_args, get_type_hints
 
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -81,7 +79,7 @@ class JobConfig(Section):
     profile: ProfileConfig = ProfileConfig()
 
     @model_validator(mode="after")
-    def _consistent(self) -> JobConfig:
+    def _consistent(self) -> Self:
         if self.data.validation and self.data.validation_fraction:
             raise ValueError("data.validation and data.validation_fraction exclude each other: set one")
         if self.validation.every and not self.data.held_out:
@@ -126,7 +124,7 @@ class JobConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _functions_generate(self) -> JobConfig:
+    def _functions_generate(self) -> Self:
         """What [functions.*] says of generation: names, the tail's function, engines that use one GPU."""
         for name in self.functions:
             if name not in BY_NAME:

@@ -9,8 +9,6 @@ endless shuffled sequence that depends on nothing but (seed, number of rows); it
 job goes on with exactly the row that comes next, whatever epoch it was in.
 """
 
-from __future__ import annotations
-
 import array
 import datetime
 import functools
@@ -19,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import xxhash
 
@@ -267,14 +265,14 @@ class Cursor:
     seed: int
 
     @classmethod
-    def start(cls, seed: int) -> Cursor:
+    def start(cls, seed: int) -> Self:
         return cls(0, 0, seed)
 
     def to_json(self) -> Json:
         return {"epoch": self.epoch, "position": self.position, "seed": self.seed}
 
     @classmethod
-    def from_json(cls, value: Any) -> Cursor:
+    def from_json(cls, value: Any) -> Self:
         try:
             return cls(int(value["epoch"]), int(value["position"]), int(value["seed"]))
         except (KeyError, TypeError, ValueError) as error:

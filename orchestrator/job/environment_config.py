@@ -1,9 +1,8 @@
 """[environment]: what answers the policy's turns, and how a job names it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -30,6 +29,11 @@ class EnvironmentConfig(Section):
     def kinds(self) -> Mapping[str, str]:
         """By the name that rows have for them; "": all rows."""
         return {"": self.kind} if isinstance(self.kind, str) else self.kind
+
+
+def environment_of(row: Mapping[str, Any], config: EnvironmentConfig | None) -> str:
+    """The name of the environment that a row is for; "": the job's only one."""
+    return "" if config is None or "" in config.kinds else str(row.get("environment"))
 
 
 def located(value: str, base: Path) -> str:

@@ -9,14 +9,12 @@ Parquet and JSONL are read. A repository of other files has parquet in the revis
 `ORG/NAME/CONFIG:SPLIT@refs/convert/parquet`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 from orchestrator.job.hub import HubId, snapshot
 
@@ -67,7 +65,7 @@ class Layout:
     """The configuration that is meant where none is named, if there is one of this name."""
 
     @classmethod
-    def of(cls, names: Sequence[str], readme: str) -> Layout:
+    def of(cls, names: Sequence[str], readme: str) -> Self:
         """Raises ValueError for a README whose head is no YAML."""
         layout = cls()
         files = sorted(name for name in names if name.endswith(READ))

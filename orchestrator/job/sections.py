@@ -1,9 +1,7 @@
 """The sections of a job that are its own: what each key is, may be, and is by default (docs/configuration.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, Strict, field_validator, model_validator
 
@@ -96,7 +94,7 @@ class RewardConfig(Section):
     """For one program, with all that it starts."""
 
     @model_validator(mode="after")
-    def _sandboxed(self) -> RewardConfig:
+    def _sandboxed(self) -> Self:
         if isinstance(self.sandbox, str) and not self.sandbox.startswith(("http://", "https://")):
             raise ValueError(f"sandbox: got {self.sandbox!r}, wants true or the URL of a service (http://, https://)")
         for scorer in self.scorers.values():
@@ -186,7 +184,7 @@ class ParallelConfig(Section):
     """Ranks that share each sequence; only 1 is known."""
 
     @model_validator(mode="after")
-    def _known(self) -> ParallelConfig:
+    def _known(self) -> Self:
         assert self.mesh
         return self
 
@@ -234,7 +232,7 @@ class PlannerConfig(Section):
     """static: hold every function's replicas for the whole job (a reserved cluster) instead of going to zero."""
 
     @model_validator(mode="after")
-    def _has_effect(self) -> PlannerConfig:
+    def _has_effect(self) -> Self:
         if self.keep_warm and self.policy != "static":
             raise ValueError('keep_warm is for policy = "static": what "adaptive" keeps is its own to say')
         goal = [name for name in ("objective", "deadline_s", "budget_usd") if getattr(self, name) is not None]

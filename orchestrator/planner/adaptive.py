@@ -6,8 +6,6 @@
 Until `generate` has been observed (or has a prior) there is nothing to decide by: the plan is the static one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections import deque
@@ -18,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.planner.base import (
+    ENVIRONMENT,
     GENERATE,
     TAIL,
     CurvePoint,
@@ -31,6 +30,7 @@ from orchestrator.planner.case import Case, Workload
 from orchestrator.planner.costs import Costs
 from orchestrator.planner.cuts import Dealt
 from orchestrator.planner.dealings import dealings, promising, states
+from orchestrator.planner.episodes import resume_cost
 from orchestrator.planner.learned import LearnedCosts, Priors
 from orchestrator.planner.lengths import LengthModel
 from orchestrator.planner.outline import RIVALS, Outline, Outliner, Outlines
@@ -132,11 +132,15 @@ class AdaptivePlanner:
             return replace(plan, overlap=self.policy.fuse != "no")
         n, most = request.samples_per_prompt, self._most(request.functions[GENERATE])
         prompt_tokens = np.array([len(p.tokens) for p in request.prompts], dtype=np.float64)
-        load = Workload(np.repeat(prompt_tokens, n), predicted.samples(n, request.step), n)
-        cases = [Case(self._costs(request, self.learned), self.policy, load, request.streamed, self._paces(False))]
+        waits_s, policies = None, (self.policy, *TURNS)
+        if ENVIRONMENT in request.functions:  # samples go on turn by turn: no tail is cut
+            waits_s = self._static.episodes.totals(request.prompts, n, request.step)
+            policies = tuple(replace(p, cut="never", tail_function=False) for p in (self.policy, TURNS[0]))
+        load = Workload(np.repeat(prompt_tokens, n), predicted.samples(n, request.step), n, waits_s)
+        cases = [Case(self._costs(request, self.learned), policies[0], load, request.streamed, self._paces(False))]
         if self.turns is not None:
             held = self._costs(request, self.turns)
-            cases += [Case(held, policy, load, frozenset(), self._paces(True)) for policy in TURNS]
+            cases += [Case(held, policy, load, frozenset(), self._paces(True)) for policy in policies[1:]]
         prefixes = Prefixes([p.tokens for p in request.prompts])
         usd = 1.0 if any(f.usd_per_hour > 0 for f in request.functions.values()) else 0.0
         fronts: list[tuple[Case, Outlines]] = []
@@ -147,7 +151,7 @@ class AdaptivePlanner:
             if not fronts or case.costs is not fronts[-1][0].costs:  # else they are dealt and end alike
                 every = dealings(case, predicted, prefixes, most)
                 dealt = [
-                    Dealt(dealing.shards, self._tail(states(case, dealing.shards, prefixes), case))
+                    Dealt(dealing.shards, self._tail(states(case, dealing.shards, prefixes), case), waits_s)
                     for dealing in promising(case, every, self.detailed)
                 ]
             front = Outliner(case).outlines(dealt, rivals=math.inf if self.detailed else RIVALS)
@@ -248,7 +252,7 @@ class AdaptivePlanner:
             overlap=policy.fuse != "no",
             stream_s=stream_s,
             stream_groups=groups,
-            chunk=16 if policy.fuse == "no" else self._chunk(chosen),
+            chunk=16 if policy.fuse == "no" and ENVIRONMENT not in replicas else self._chunk(chosen),
             stream_part=max(request.samples_per_prompt, -(-len(request.prompts) * request.samples_per_prompt // 128)),
             cut_below=chosen.tail.cut_below,
             migrate_to=chosen.tail.migrate_to,
@@ -258,12 +262,20 @@ class AdaptivePlanner:
             prewarm_s=prewarm,
             prewarm_next_s=ahead,
             generated_s=last_s,
+            waits=self._static.episodes.waits(),
+            catch_up_s=max((self._catch_up_s(name, replicas[name], case) for name in streams), default=0.0),
+            resume=resume_cost(costs.generate),
             predicted_step_s=chosen.time_s,
             predicted_cost_usd=point.cost_usd,
             stages=chosen.stages,
             curve=sorted(curve, key=lambda p: (p.replicas, p.time_s)),
             chosen=len(chosen.shards),
         )
+
+    @staticmethod
+    def _catch_up_s(name: str, ranks: int, case: Case) -> float:
+        samples, tokens = len(case.load.tokens), float(case.load.tokens.sum())
+        return case.costs.start_s[name] + case.costs.trainers[name].ranked_s(samples, tokens, ranks)
 
     def _least_after_s(self, chosen: Outline, costs: Costs) -> float:
         """From the last sample to the step's end when generation takes longer than planned: streamed training
@@ -287,7 +299,8 @@ class AdaptivePlanner:
     def _costs(self, request: StepRequest, learned: LearnedCosts) -> Costs:
         generate = learned.generate
         assert generate is not None, "the caller has looked"
-        work = {name: learned.work(name) for name in request.functions if name != GENERATE}
+        asked = [name for name in request.functions if name not in (GENERATE, ENVIRONMENT)]
+        work = {name: learned.work(name) for name in asked}
         known = {name: cost for name, cost in work.items() if cost is not None}
         priced = any(limits.usd_per_hour > 0 for limits in request.functions.values())
         return Costs(

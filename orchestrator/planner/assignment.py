@@ -9,10 +9,9 @@ All samples of a prompt have the same predicted length, so they stand next to ea
 per boundary: it is split when its prompt's prefill, computed once more, costs less than the decode time it evens out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +43,7 @@ class Workload:
     @classmethod
     def of(
         cls, prompt_tokens: Array, mean: Array, longest: Array, samples_per_prompt: int, head_tokens: int = 0
-    ) -> Workload:
+    ) -> Self:
         order = np.lexsort((np.arange(len(mean)), -longest, -mean))
         return cls(
             order,

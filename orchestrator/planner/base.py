@@ -5,13 +5,12 @@ observations and same request, same plan.
     loop --- StepObservation -> planner.observe()               after it
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 GENERATE = "generate"
+ENVIRONMENT = "environment"
 TAIL = "generate-tail"
 """Where there is one: the function of the kind of `generate`, with more GPUs a replica, that a tail may go on with."""
 
@@ -24,6 +23,8 @@ class Prompt:
     prompt_id: int
     tokens: tuple[int, ...]
     data_source: str = ""
+    environment: str = ""
+    """Which of the job's environments answers it."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,28 @@ class StepRequest:
     """By function name, in the order in which the step first uses them. With TAIL a tail may move to it."""
     streamed: frozenset[str] = frozenset()
     """Train functions whose gradient may begin before all samples are there (TrainParams.streams)."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """What the episodes of one environment did in a step; ascending, quantiles where there are many (episodes.py)."""
+
+    turns: Sequence[float]
+    """Of an episode."""
+    answer_s: Sequence[float]
+    """From a turn's end until the sample goes on."""
+    total_s: Sequence[float]
+    """Of all answers of an episode."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What is expected of a sample that goes on in another call: `call_s`, and `token_s` for each token it holds."""
+
+    keep_from: int | None
+    """Tokens from which on its keys and values are moved there; None: they are always computed again."""
+    call_s: float
+    token_s: float
 
 
 @dataclass(frozen=True)
@@ -113,6 +136,12 @@ class StepPlan:
     stream_part: int = 1
     chunk: int = 16
     """Finished samples that a generate replica hands over at a time."""
+    waits: Mapping[str, Waits] = field(default_factory=dict)
+    """What the episodes of each environment are expected to do; absent: nothing was seen of it."""
+    catch_up_s: float = 0.0
+    """What training takes that streams, where all samples are there when it is asked for."""
+    resume: Resume | None = None
+    """None: nothing is known; calls are not cut for samples that wait beside them."""
     predicted_step_s: float | None = None
     predicted_cost_usd: float | None = None
     stages: Sequence[PlannedStage] = ()
@@ -157,6 +186,8 @@ class StepObservation:
     lengths: Mapping[int, Sequence[int]]
     """Response lengths by prompt_id."""
     calls: Sequence[CallObservation]
+    waits: Mapping[str, Waits] = field(default_factory=dict)
+    """By environment."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +202,7 @@ class PastStep:
     prewarmed: frozenset[str]
     """Functions that were started ahead: their calls tell nothing of a cold start."""
     step_s: float
+    waits: Mapping[str, Waits] = field(default_factory=dict)
 
     @property
     def by_prompt(self) -> dict[int, Sequence[int]]:

@@ -26,6 +26,8 @@ class Workload:
     prompt_tokens: Array
     lengths: Array
     per_prompt: int
+    waits_s: Array | None = None
+    """For answers, until each is finished; None: nobody answers them."""
 
     @cached_property
     def tokens(self) -> Array:

@@ -1,7 +1,5 @@
 """Which cuts of the tail are worth working out: each is judged by a first estimate of the step that it leads to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -22,8 +20,9 @@ WORKED_OUT = 3
 class Dealt:
     """One way to deal the samples, and what may become of its tail; each is worked out once."""
 
-    def __init__(self, shards: Sequence[Sequence[int]], end: Tail) -> None:
-        self.shards, self.end = shards, end
+    def __init__(self, shards: Sequence[Sequence[int]], end: Tail, waits_s: Array | None = None) -> None:
+        """`waits_s` [S]: for how long each sample waits for answers, beside its decoding."""
+        self.shards, self.end, self.waits_s = shards, end, waits_s
         self._finished: dict[tuple[str, int, int], tuple[Array, npt.NDArray[np.int64]]] = {}
 
     @cached_property
@@ -38,11 +37,22 @@ class Dealt:
         """When each sample is finished, ascending, and which it is. [S] each"""
         key = (tail.function, tail.cut_below, tail.migrate_to)
         if key not in self._finished:
-            self._finished[key] = self.end.finish(tail)
+            times, numbers = self.end.finish(tail)
+            if self.waits_s is not None:
+                times = times + self.waits_s[numbers]
+                order = np.argsort(times, kind="stable")
+                times, numbers = times[order], numbers[order]
+            self._finished[key] = times, numbers
         return self._finished[key]
 
     def gone_s(self, tail: TailChoice) -> Array:
-        """When each replica of generate is let go, ascending; seconds from the first call. [N]"""
+        """When each replica of generate is let go, ascending; seconds from the first call. [N]
+
+        Episodes that wait for answers hold none: a replica goes as its share of the samples is finished.
+        """
+        if self.waits_s is not None:
+            times, count = self.finish(tail)[0], len(self.shards)
+            return np.array([times[-(-len(times) * k // count) - 1] for k in range(1, count + 1)])
         left = self.end.leftover(tail.cut_below)
         if left is None:
             return np.sort(self.end.ends)

@@ -6,9 +6,8 @@ computed for a few micro-batch sizes and replica counts, by list scheduling over
 steps side by side.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +43,7 @@ class Parts:
     """Of each sample in the order in which they are finished: its micro-batch. [R, S]"""
 
     @classmethod
-    def of(cls, finish_s: Array, tokens: Array, sizes: Numbers) -> Parts:
+    def of(cls, finish_s: Array, tokens: Array, sizes: Numbers) -> Self:
         """`finish_s` [R, S] ascending: when samples are finished, `tokens` [R, S] of each, prompts included. What comes
         late is long."""
         rows, count = finish_s.shape

@@ -1,9 +1,8 @@
 """How generation goes with each way to deal the samples and each cut of its tail: the rows of all that follows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +41,7 @@ class Generations:
     cut_below: Numbers
 
     @classmethod
-    def of(cls, case: Case, ways: Sequence[Dealt], rows: Sequence[tuple[int, float, TailChoice]]) -> Generations:
+    def of(cls, case: Case, ways: Sequence[Dealt], rows: Sequence[tuple[int, float, TailChoice]]) -> Self:
         """`rows`: of each a way's place, an exchange, and what becomes of the tail."""
         finished = [ways[way].finish(tail) for way, _, tail in rows]
         finish_s, numbers = np.stack([times for times, _ in finished]), np.stack([named for _, named in finished])

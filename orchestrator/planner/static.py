@@ -4,13 +4,12 @@ Balance is greedy longest-first (LPT, Graham 1969: at most 4/3 - 1/(3 N) of the 
 prompt's last seen lengths; with no history every prompt counts the same, so that shards differ by one prompt at most.
 """
 
-from __future__ import annotations
-
 import heapq
 import statistics
 from collections.abc import Mapping, Sequence
 
 from orchestrator.planner.base import GENERATE, TAIL, CallObservation, PastStep, StepObservation, StepPlan, StepRequest
+from orchestrator.planner.episodes import EpisodeModel
 
 
 def check(request: StepRequest) -> None:
@@ -56,6 +55,7 @@ class StaticPlanner:
     def __init__(self, *, keep_warm: bool = False) -> None:
         self.keep_warm = keep_warm
         self.last_length: dict[int, float] = {}
+        self.episodes = EpisodeModel()
 
     def plan(self, request: StepRequest) -> StepPlan:
         check(request)
@@ -72,15 +72,18 @@ class StaticPlanner:
             shards=[[row * n + index for row in shard for index in range(n)] for shard in shards],
             micro_batch=max(MICRO_BATCH, -(-len(request.prompts) * n // CALLS)),
             keep=frozenset(request.functions) - {TAIL} if self.keep_warm else frozenset(),
+            waits=self.episodes.waits(),
         )
 
     def observe(self, observation: StepObservation) -> dict[str, float]:
         self.last_length |= mean_lengths(observation.lengths)
+        self.episodes.observe(observation.waits)
         metrics = {"planner/step_s": observation.step_s, "planner/cost_usd": observation.cost_usd}
         return metrics | {f"planner/start_s/{name}": s for name, s in cold_starts(observation.calls).items()}
 
     def recall(self, past: PastStep, cap: int) -> None:
         self.last_length |= mean_lengths(past.by_prompt)
+        self.episodes.observe(past.waits)
 
 
 def mean_lengths(lengths: Mapping[int, Sequence[int]]) -> dict[int, float]:

@@ -10,8 +10,6 @@
 A replica is paid for from the moment it is started (scheduled) until it is gone; a function at zero costs nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol

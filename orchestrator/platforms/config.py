@@ -1,9 +1,7 @@
 """Where functions run: the `[platform]` section of a job."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -20,7 +18,7 @@ class VolumeConfig(Section):
     read_only: bool = False
 
     @model_validator(mode="after")
-    def _one_source(self) -> VolumeConfig:
+    def _one_source(self) -> Self:
         if self.claim is not None and self.host_path is not None:
             raise ValueError("claim and host_path exclude each other: set one")
         if self.host_path is not None and not self.read_only:
@@ -86,7 +84,7 @@ class PlatformConfig(Section):
     knative: KnativeConfig | None = None
 
     @model_validator(mode="after")
-    def _settled(self) -> PlatformConfig:
+    def _settled(self) -> Self:
         if self.kind == "knative" and self.knative is None:
             raise ValueError('kind = "knative" wants its settings, platform.knative.image at least')
         return self

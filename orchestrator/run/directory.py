@@ -10,8 +10,6 @@ profile/       traces of calls, by step and function  code/         functions of
 lock           held while an orchestrator works      api.json, process, orchestrator.log   of the job API
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -22,7 +20,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from functions.exchange.base import Exchange, ExchangeError, Unavailable
 from functions.exchange.open import open_exchange
@@ -47,7 +45,7 @@ class RunDirectory:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, job: JobConfig) -> RunDirectory:
+    def create(cls, path: Path, job: JobConfig) -> Self:
         """Makes a new one. Raises RunError where there is a run already."""
         if (path / "run.json").exists():
             raise RunError(
@@ -60,7 +58,7 @@ class RunDirectory:
         return cls(path)
 
     @classmethod
-    def open(cls, path: Path) -> RunDirectory:
+    def open(cls, path: Path) -> Self:
         try:
             found = json.loads((path / "run.json").read_text())
         except FileNotFoundError:

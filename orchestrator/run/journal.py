@@ -12,10 +12,9 @@ A record has three parts:
 The conditional put is the fence: of two orchestrators, one commits a step and the other learns that it is stale.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
+from typing import Self
 
 from functions.base.wire import Json, Version
 from functions.exchange.base import checksum
@@ -62,7 +61,7 @@ class Record:
         return json.dumps(value | {"observed": self.observed}, indent=1, sort_keys=True, allow_nan=False).encode()
 
     @classmethod
-    def decode(cls, data: bytes, key: str) -> Record:
+    def decode(cls, data: bytes, key: str) -> Self:
         try:
             value = json.loads(data)
             return cls(value["step"], value["parent"], value["history"], value["pointers"], value["observed"])
@@ -78,7 +77,7 @@ class Journal:
         self.records = records
 
     @classmethod
-    async def open(cls, store: AsyncExchange, run: RunIdentity | None = None) -> Journal:
+    async def open(cls, store: AsyncExchange, run: RunIdentity | None = None) -> Self:
         """Reads and checks the whole chain. Raises RunError naming the first record that does not follow.
 
         `run`: who wants to lengthen it; another's journal is refused. Without it the journal is only read.

@@ -4,8 +4,6 @@ journal/     which prompts each step drew, its metrics
 trace.json   the responses' lengths, each call's time, counts and cold start
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Sequence
@@ -19,7 +17,7 @@ from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.job.config import JobConfig
 from orchestrator.job.data import Cursor
 from orchestrator.job.prompts import Draw, PromptSource
-from orchestrator.planner.base import CallObservation, PastStep
+from orchestrator.planner.base import CallObservation, PastStep, Waits
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.journal import Journal, Record
 from orchestrator.session.plan_request import prompts_of
@@ -60,11 +58,12 @@ def recorded_steps(job: JobConfig, trace: Path, records: Sequence[Record], sourc
         found.append(
             PastStep(
                 record.step,
-                prompts_of(drawn),
+                prompts_of(drawn, job),
                 seen.lengths,
                 seen.calls,
                 frozenset(cold - started),
                 seen.stop_s - seen.start_s,
+                {name: Waits(**told) for name, told in seen.waits.items()},
             )
         )
     return found
@@ -82,6 +81,7 @@ class _Step:
     stop_s: float
     lengths: Sequence[Sequence[int]]
     calls: list[CallObservation]
+    waits: Json
 
 
 def _steps(path: Path) -> dict[int, _Step]:
@@ -99,7 +99,7 @@ def _steps(path: Path) -> dict[int, _Step]:
         elif lane[event["pid"], event["tid"]] == "step":
             start_s = event["ts"] / 1e6
             lengths = event["args"].get("lengths", [])
-            step = _Step(start_s, start_s + event["dur"] / 1e6, lengths, [])
+            step = _Step(start_s, start_s + event["dur"] / 1e6, lengths, [], event["args"].get("waits", {}))
             found[int(event["name"].removeprefix("step "))] = step
     for event in calls:
         begun_s = event["ts"] / 1e6

@@ -15,8 +15,6 @@ record, and the results of the calls that had ended. A step whose values the sto
 again at once, and only what is gone is made again (run/lost.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -190,7 +188,7 @@ class Loop:
         lengths = {prompts.rows[g]["prompt_id"]: n for g, n in report.lengths.items() if g < len(prompts.rows)}
         step_cost_usd = self.cost().usd - before.usd
         report.observed |= self.planner.observe(
-            StepObservation(number, now_s() - start_s, step_cost_usd, lengths, list(report.calls))
+            StepObservation(number, now_s() - start_s, step_cost_usd, lengths, list(report.calls), report.waits)
         )
         if self._validates(number):  # no part of the step that was planned
             with self.tracing.span("validate"):

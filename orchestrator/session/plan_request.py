@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from functions.call.train_params import TrainParams
 from orchestrator.job.config import JobConfig
+from orchestrator.job.environment_config import environment_of
 from orchestrator.job.prompts import PromptSet
 from orchestrator.planner.base import FunctionLimits, Prompt, StepRequest
 from orchestrator.recipes.settings import streamed_functions
@@ -18,7 +19,7 @@ def plan_request(
     """Of step `number`. `settings`: what the train calls of each model get."""
     return StepRequest(
         step=number,
-        prompts=prompts_of(prompts),
+        prompts=prompts_of(prompts, job),
         samples_per_prompt=job.rollout.n,
         max_response_length=job.rollout.max_response_length,
         functions=limits,
@@ -26,8 +27,11 @@ def plan_request(
     )
 
 
-def prompts_of(drawn: PromptSet) -> list[Prompt]:
-    return [
-        Prompt(group, row["prompt_id"], tuple(tokens), row["data_source"])
-        for group, tokens, row in zip(drawn.groups, drawn.tokens, drawn.rows, strict=True)
-    ]
+def prompts_of(drawn: PromptSet, job: JobConfig) -> list[Prompt]:
+    """Where rows name their environments, lengths are learned for each of them."""
+    found = []
+    for group, tokens, row in zip(drawn.groups, drawn.tokens, drawn.rows, strict=True):
+        environment = environment_of(row, job.environment)
+        source = f"{row['data_source']}/{environment}" if environment else row["data_source"]
+        found.append(Prompt(group, row["prompt_id"], tuple(tokens), source, environment))
+    return found

@@ -4,8 +4,6 @@ Everything here is derived from the journal and the platform's books: a recorder
 journal when it opens, and never decides anything.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -13,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -147,7 +145,9 @@ class Recorder:
             sink.write(step, metrics)
         name = f"step {step}"
         lengths = [result.report.lengths[group] for group in sorted(result.report.lengths)]
-        spans = [TraceSpan(JOB, "step", name, result.start_s, result.stop_s, {"lengths": lengths})]
+        waits = {name: asdict(seen) for name, seen in result.report.waits.items()}
+        said = {"lengths": lengths} | ({"waits": waits} if waits else {})
+        spans = [TraceSpan(JOB, "step", name, result.start_s, result.stop_s, said)]
         spans += [TraceSpan(JOB, stage.name, name, stage.start_s, stage.stop_s) for stage in result.report.stages]
         spans += [call_span(call) for call in result.report.calls]
         self._trace.write(spans, usage, now_s)

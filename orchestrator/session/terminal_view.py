@@ -12,8 +12,6 @@ Elsewhere the log (functions/base/logs.py) has a line of JSON for each of the jo
 The recorder gives it `Snapshot`s (view.py), plain values; it draws them and knows nothing of the job.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 

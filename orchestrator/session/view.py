@@ -1,7 +1,5 @@
 """What whoever watches a job is shown: snapshots, plain values. On a terminal: terminal_view.py."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol

@@ -4,8 +4,6 @@ The values are fake, but fixed: tokens, scores and weights depend on the samples
 arranged the work, so that the committed history of two policies can be compared.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
@@ -21,7 +19,7 @@ from functions.exchange.base import NotFound
 from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.planner.prefixes import Prefixes
 from orchestrator.simulation.decoding import Item, Schedule, schedule
-from orchestrator.simulation.lengths import Lengths
+from orchestrator.simulation.lengths import Lengths, Turns
 from orchestrator.simulation.memory import MemoryExchange
 
 HEARTBEAT_S = 5.0
@@ -55,7 +53,7 @@ class Generate:
 class Work:
     """A model of reward, reference, a critic or train."""
 
-    kind: Literal["reward", "reference", "train"]
+    kind: Literal["environment", "reward", "reference", "train"]
     cost: WorkCost
     """Of train: of one rank."""
     start_s: float
@@ -68,6 +66,8 @@ class Work:
     back_s: float | None = None
     leave_s: float = 0.0
     """As of Generate."""
+    turns: Turns | None = None
+    """Of an environment."""
 
 
 Model = Generate | Work
@@ -160,14 +160,15 @@ async def generate(call: Call, model: Generate, exchange: MemoryExchange) -> Eve
                     yield Event("progress")
             if clock() < due_s:
                 break
-            yield _samples(call, exchange, batch, order[sent:stop], [items[i].final for i in order[sent:stop]], number)
+            rows = order[sent:stop]
+            yield samples_event(call, exchange, batch, rows, [items[i].final for i in rows], number)
             number, sent = number + 1, stop
         left = order[sent:]
         if left:
             spent_s = now_s = clock() - start_s
             done = [i for i in left if plan.finish_s[i] <= now_s]  # finished, waiting for their chunk to fill
             if done:
-                yield _samples(call, exchange, batch, done, [items[i].final for i in done], number)
+                yield samples_event(call, exchange, batch, done, [items[i].final for i in done], number)
                 number += 1
             left = [i for i in left if plan.finish_s[i] > now_s]
             tokens, parts = plan.tokens_at(now_s, items), int(call.params.get("cut_parts", 1))
@@ -175,7 +176,7 @@ async def generate(call: Call, model: Generate, exchange: MemoryExchange) -> Eve
             async for beat in busy(held * (model.cost.moved_token_s or 0.0)):
                 yield beat
             for part in (left[k::parts] for k in range(min(parts, len(left)))):
-                yield _samples(call, exchange, batch, part, [tokens[i] for i in part], number, kind="cut")
+                yield samples_event(call, exchange, batch, part, [tokens[i] for i in part], number, kind="cut")
                 number += 1
     finally:
         exchange.unwatch(call.cut_key)
@@ -202,24 +203,28 @@ def _items(batch: SampleBatch, call: Call, lengths: Lengths) -> list[Item]:
     rows, have = batch.prompts.rows(), batch.responses.lengths.tolist()
     items = []
     for k, (row, (group, index)) in enumerate(zip(batch.prompt.tolist(), batch.keys, strict=True)):
-        final = min(cap, lengths.length(call.step, group, index, rows[row]))
+        ends = [lengths.length(call.step, group, index, rows[row])]
+        if isinstance(lengths, Turns):
+            ends = [n for n in lengths.ends(call.step, group, index, rows[row]) if n > have[k]]
+        final = min(cap, ends[0])
         items.append(Item(row, len(rows[row]), have[k], final))
     return items
 
 
-def _samples(
+def samples_event(
     call: Call, exchange: MemoryExchange, batch: SampleBatch, rows: list[int], tokens: list[int], number: int,
-    *, kind: Literal["samples", "cut"] = "samples",
+    *, kind: Literal["samples", "cut"] = "samples", finish: Finish = Finish.STOP,
 ) -> Event:  # fmt: skip
+    """Of samples that have so many tokens; `finish`: of those that are no longer than they may be."""
     picked = batch.select(rows)
     identities = zip(picked.keys, tokens, strict=True)
     responses = Ragged.from_rows([_tokens(call.step, g, i, n) for (g, i), n in identities], np.int32)
     cap = int(call.params["max_response_length"])
-    finish = [Finish.UNFINISHED if kind == "cut" else Finish.LENGTH if n >= cap else Finish.STOP for n in tokens]
+    ended = [Finish.UNFINISHED if kind == "cut" else Finish.LENGTH if n >= cap else finish for n in tokens]
     total = len(responses.flat)
     made = SampleBatch(
         picked.prompts, picked.prompt, picked.group, picked.index, responses,
-        np.full(total, -1.0, np.float32), np.ones(total, np.float32), np.array(finish, np.int32),
+        np.full(total, -1.0, np.float32), np.ones(total, np.float32), np.array(ended, np.int32),
         np.full(len(rows), call.weights["policy"].number, np.int32),
     )  # fmt: skip
     ref = exchange.put(f"{call.prefix}{kind}.{number:04d}", made.encode())
@@ -228,7 +233,7 @@ def _samples(
         "index": picked.index.tolist(),
         "prompt_length": picked.prompts.lengths[picked.prompt].tolist(),
         "length": tokens,
-        "finish": [int(f) for f in finish],
+        "finish": [int(f) for f in ended],
     }
     return Event(kind, ref, data)
 

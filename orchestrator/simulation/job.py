@@ -1,7 +1,5 @@
 """A scenario under a policy: the real loop, planner, fleet and invoker, on the simulated platform in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -28,6 +26,7 @@ from orchestrator.run.ledger import Cost
 from orchestrator.session.loop import Loop, StepResult
 from orchestrator.simulation.clock import run
 from orchestrator.simulation.functions import Model
+from orchestrator.simulation.lengths import Turns
 from orchestrator.simulation.memory import MemoryExchange
 from orchestrator.simulation.platform import Pool, SimulatedCall, SimulatedPlatform
 from orchestrator.simulation.scenario import Scenario
@@ -145,6 +144,7 @@ async def _park_all(platform: SimulatedPlatform, specs: Sequence[FunctionSpec], 
 
 def _job(scenario: Scenario, deterministic: bool, directory: Path) -> JobConfig:
     """A job file for the loop; the model is one tensor that stands for all."""
+    turns, (_, concurrency) = isinstance(scenario.lengths, Turns), scenario.environments
     header = encode_header([("state", "U8", (16,), 16)])
     (directory / "model.safetensors").write_bytes(header + bytes(16))
     (directory / "config.json").write_text(json.dumps({"model_type": "simulated"}))
@@ -164,6 +164,7 @@ def _job(scenario: Scenario, deterministic: bool, directory: Path) -> JobConfig:
             "seed": scenario.seed,
             "algorithm": scenario.algorithm,
             "validation": {"every": 0},
-        },
+        }
+        | ({"environment": {"kind": "simulated", "concurrency": concurrency}} if turns else {}),
         base=directory,
     )

@@ -3,15 +3,13 @@
 A length depends on (seed, step, prompt, index) alone: every policy meets the same work, however it arranges it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +38,7 @@ class Lognormal:
     drift: float = 0.0
 
     @classmethod
-    def of(cls, mean: float, sigma: float, *, kept: float = 0.7, seed: int = 0) -> Lognormal:
+    def of(cls, mean: float, sigma: float, *, kept: float = 0.7, seed: int = 0) -> Self:
         """By its mean and its sigma; `kept`: share of the variance that is the prompt's own.
 
         With sigma 0.86 and mean 220 this is the conversation trace of the references (mu 5.02).
@@ -49,8 +47,8 @@ class Lognormal:
 
     def length(self, step: int, group: int, index: int, prompt: npt.NDArray[np.int32]) -> int:
         own = xxhash.xxh3_64_intdigest(np.ascontiguousarray(prompt).tobytes(), self.seed)
-        z = _normal(f"{own}")
-        noise = _normal(f"{own}/{step}/{index}")
+        z = normal(f"{own}")
+        noise = normal(f"{own}/{step}/{index}")
         return max(1, round(math.exp(self.mu + self.between * z + self.within * noise + self.drift * step)))
 
 
@@ -61,7 +59,7 @@ class LengthTrace:
     lengths: Mapping[tuple[int, int, int], int]
 
     @classmethod
-    def read(cls, path: Path) -> LengthTrace:
+    def read(cls, path: Path) -> Self:
         """JSON lines with integers `step`, `group`, `index`, `length`. Raises ValueError naming file and line."""
         lengths: dict[tuple[int, int, int], int] = {}
         for number, line in enumerate(path.read_text().splitlines(), start=1):
@@ -86,6 +84,42 @@ class LengthTrace:
         return found
 
 
-def _normal(key: str) -> float:
+@dataclass(frozen=True)
+class Turns:
+    """Lengths, in turns. As those all depends on (seed, step, prompt, index, turn) alone: every policy meets the same
+    episodes. An answer takes a lognormal time by its median and its 99th percentile."""
+
+    lengths: Lengths
+    """Of what the policy writes in an episode, all turns together."""
+    median_s: float
+    p99_s: float
+    turns: int
+    """Of an episode at most; two to that many are as likely."""
+    observation_tokens: int
+    timeout_s: float
+    """No answer takes longer."""
+    seed: int = 0
+
+    def length(self, step: int, group: int, index: int, prompt: npt.NDArray[np.int32]) -> int:
+        """Of the whole response, its observations included."""
+        return self.ends(step, group, index, prompt)[-1]
+
+    def count(self, step: int, group: int, index: int) -> int:
+        """Turns of an episode."""
+        return 2 + int(_NORMAL.cdf(normal(f"{self.seed}/{step}/{group}/{index}/turns")) * (self.turns - 1))
+
+    def ends(self, step: int, group: int, index: int, prompt: npt.NDArray[np.int32]) -> list[int]:
+        """Tokens of the response at the end of each turn."""
+        count = self.count(step, group, index)
+        written = max(count, self.lengths.length(step, group, index, prompt))
+        return [-(-written * turn // count) + (turn - 1) * self.observation_tokens for turn in range(1, count + 1)]
+
+    def answer_s(self, step: int, group: int, index: int, turn: int) -> float:
+        sigma = math.log(self.p99_s / self.median_s) / _NORMAL.inv_cdf(0.99)
+        drawn_s = self.median_s * math.exp(sigma * normal(f"{self.seed}/{step}/{group}/{index}/{turn}"))
+        return min(self.timeout_s, drawn_s)
+
+
+def normal(key: str) -> float:
     """A standard normal number that depends on `key` alone."""
     return _NORMAL.inv_cdf((xxhash.xxh3_64_intdigest(key.encode()) + 0.5) / 2.0**64)

@@ -1,13 +1,12 @@
 """A call on a simulated replica, from `started` to its last event."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 
 from functions.base.wire import Call, Event
 from orchestrator.simulation.functions import Events, Generate, Held, Model, Work, busy, generate, work
 from orchestrator.simulation.memory import MemoryExchange
+from orchestrator.simulation.tools import act
 from orchestrator.simulation.training import train
 
 
@@ -28,6 +27,6 @@ async def perform(call: Call, model: Model, held: Held, exchange: MemoryExchange
     if isinstance(model, Generate):
         events = generate(call, model, exchange)
     else:
-        events = (train if model.kind == "train" else work)(call, model, exchange)
+        events = {"train": train, "environment": act}.get(model.kind, work)(call, model, exchange)
     async for event in events:
         yield replace(event, data={**event.data, **told}) if event.kind == "done" else event

@@ -249,13 +249,16 @@ class SimulatedPlatform:
         return {k % self._pool.gpus for k in range(first, first + function.spec.gpus)}
 
     def _admit(self) -> None:
-        """Gives free GPUs to the replicas that wait for them, in order: none overtakes one that needs more."""
+        """Gives free GPUs to the replicas that wait for them, in order: none overtakes one that needs more; what needs
+        none waits for nobody."""
+        full = False
         for replica in list(self._queue):
             function = self.functions[replica.function]
             gpus = 0 if self._turns else function.spec.gpus
-            if self._pool is not None and self._taken + gpus > self._pool.gpus:
-                return
-            self._queue.popleft()
+            full |= self._pool is not None and self._taken + gpus > self._pool.gpus
+            if full and gpus:
+                continue
+            self._queue.remove(replica)
             replica.gpus = gpus
             self._take(gpus)
             replica.started_s = now_s()

@@ -95,6 +95,8 @@ class Recorded(Scenario):
 def replay(run: RunDirectory) -> Recorded:
     """Raises RunError, in one line, for a run whose trace lacks something."""
     job = run.job
+    if job.environment is not None:
+        raise RunError(f"{run.path}: has episodes, whose turns and answers are not replayed")
     prepared = prepare(job)
     steps = finished_steps(run, prepared.source)
     lengths = _lengths(run, job, steps)

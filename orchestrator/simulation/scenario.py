@@ -3,8 +3,6 @@
 What is assumed rather than measured stands here, one field each, so that a reader can change it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,7 +19,7 @@ from orchestrator.planner.learned import Priors
 from orchestrator.planner.policies import TURNS, Policy
 from orchestrator.platforms.base import FunctionSpec, Usage
 from orchestrator.simulation.functions import Generate, Model, Work
-from orchestrator.simulation.lengths import Lengths
+from orchestrator.simulation.lengths import Lengths, Turns
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,8 @@ class Scenario:
     reward_replicas: int = 8
     recompute: bool = True
     """Gradient checkpointing."""
+    environments: tuple[int, int] = (256, 16)
+    """Replicas of the environment, and episodes that each serves at a time, where `lengths` are Turns."""
 
     @property
     def unit(self) -> str:
@@ -133,12 +133,13 @@ class Scenario:
         forward = self.gpus // self.forward_gpus
         by_kind = {
             "generate": (self.gpus // self.generate_gpus, self.generate_gpus),
+            "environment": (self.environments[0], 0),
             "reward": (self.reward_replicas, 0),
             "reference": (forward, self.forward_gpus),
             "train": (self._ranks(policy), self.rank_gpus),
         }
         by_name = {} if self.tail_gpus is None else {TAIL: (self.gpus // self.tail_gpus, self.tail_gpus)}
-        models = ("reference", "critic") if self.critics else ("reference",)
+        models = ("reference", *("critic",) * self.critics, *("environment",) * isinstance(self.lengths, Turns))
         return [
             FunctionSpec(role.name, role.kind, max_replicas=most, gpus=gpus, usd_per_hour=price * gpus)
             for role in roles_of(models, tail=policy.tail_function and TAIL in by_name)
@@ -163,6 +164,10 @@ class Scenario:
                     cost, self.lengths, start_s, loads, delta_s, self.slots,
                     kv_capacity_tokens(self.device, self.model, spec.gpus), back_s=back_s, leave_s=leave_s,
                 )  # fmt: skip
+            elif spec.kind == "environment":
+                assert isinstance(self.lengths, Turns), "has an environment"
+                start_s = 0.0 if colocated else 1.0
+                found[spec.name] = Work("environment", WorkCost(0.01, 0.0, 0.0), start_s, turns=self.lengths)
             elif spec.kind == "reward":
                 cost_of_reward = WorkCost(self.call_s, self.reward_sample_s, 0.0)
                 found[spec.name] = Work("reward", cost_of_reward, 0.0 if colocated else 1.0)

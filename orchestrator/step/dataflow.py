@@ -1,16 +1,14 @@
 """What flows between the stages of a step: references to samples and to what is said about them, as they come."""
 
-from __future__ import annotations
-
 import heapq
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from functions.base.wire import Event, Json, Ref, Version
 from orchestrator.base.errors import CallFailed
 from orchestrator.base.stream import Stream
-from orchestrator.planner.base import CallObservation
+from orchestrator.planner.base import CallObservation, Waits
 
 N = TypeVar("N", int, float)
 
@@ -32,7 +30,7 @@ class Finished:
         return list(zip(self.group, self.index, strict=True))
 
     @classmethod
-    def of(cls, event: Event) -> Finished:
+    def of(cls, event: Event) -> Self:
         assert event.ref is not None, "samples and cut events carry a ref"
         caches = [Ref.from_json(ref) for sample in event.data.get("caches", ()) for ref in sample]
         return cls(event.ref, event.data["group"], event.data["index"], event.data["length"], caches)
@@ -93,6 +91,8 @@ class StepReport:
     """Of this execution."""
     lengths: dict[int, list[int]] = field(default_factory=dict)
     """Response lengths of the step's samples, by group."""
+    waits: Mapping[str, Waits] = field(default_factory=dict)
+    """What its episodes did, by environment."""
     stages: list[StageTime] = field(default_factory=list)
     calls: list[CallObservation] = field(default_factory=list)
     texts: list[Ref] = field(default_factory=list)

@@ -4,8 +4,6 @@ In the deterministic mode the samples are put into their canonical order before 
 where tensors pass through the orchestrator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +12,17 @@ from functions.base.samples import SampleBatch
 from functions.base.wire import CACHES, CALLS, Call, Ref
 from orchestrator.base.canonical import canonical
 from orchestrator.base.errors import RunError
+from orchestrator.job.environment_config import environment_of
 from orchestrator.job.prompts import PromptSet
 from orchestrator.job.sections import RolloutConfig
 from orchestrator.step.context import Context
 from orchestrator.step.dataflow import Finished, Samples, lengths_of
-from orchestrator.step.episodes import KEEP_FROM, Episodes
+from orchestrator.step.episodes import Episodes
 from orchestrator.step.plan_clock import PlanClock
 from orchestrator.step.rollout import Rollout, Shard, deal, regroup
 
+KEEP_FROM = 512
+"""Tokens from which on a sample's keys and values move with it, until the planner knows what both ways cost."""
 ORDERED_BATCH = 64
 """Samples per batch in the deterministic mode: a constant, so that what a function sees depends on the job alone."""
 
@@ -128,7 +129,10 @@ class Generation:
 
         episodes = Episodes(
             lambda shard: generate("generate", shard), act, context.store, f"{CACHES}s{context.number:06d}.",
-            sum(map(len, shards)), config.concurrency,
+            sum(map(len, shards)), config.concurrency, context.plan,
+            {g: (len(tokens), environment_of(row, config))
+             for g, tokens, row in zip(self.prompts.groups, self.prompts.tokens, self.prompts.rows, strict=True)},
+            self.clock.scaled,
         )  # fmt: skip
         parts = [
             Finished(ref, part.group.tolist(), part.index.tolist(), part.responses.lengths.tolist())
@@ -152,6 +156,7 @@ class Generation:
         context.report.failed += episodes.failed
         if self.planned:
             context.report.observed |= episodes.metrics()
+            context.report.waits = episodes.waits
         return episodes
 
     def _sampling(self) -> Mapping[str, Any]:
@@ -166,7 +171,8 @@ class Generation:
         if self.temperature is not None:
             sampling["temperature"] = self.temperature
         seed = self.context.seed(self.name)
-        keep = {} if job.environment is None else {"keep_from": KEEP_FROM}
+        keep_from = KEEP_FROM if plan.resume is None else plan.resume.keep_from
+        keep = {} if job.environment is None or keep_from is None else {"keep_from": keep_from}
         return sampling | {"seed": seed, "chunk": plan.chunk, "cut_parts": max(1, plan.migrate_to)} | keep
 
     async def _generate_tail(self, rollout: Rollout, leftovers: Sequence[Finished], samples: Samples) -> None:

@@ -1,6 +1,7 @@
 """What functions say about samples, as columns: scores, log-probabilities, values; in micro-batches, as they come."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ from orchestrator.calls.fleet import Stage
 from orchestrator.job.prompts import PromptSet
 from orchestrator.step.context import Context
 from orchestrator.step.dataflow import Samples, Scores, grouped, last, micro_batches
+from orchestrator.step.slots import start_s
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Scoring:
         if context.job.deterministic:  # in the order and the parts in which they come
             size, wait = 1, False
         async with context.fleet.stage(self.function, context.replicas(self.function)) as stage:
+            stage.more = context.job.environment is None  # else the next samples may be long in coming
             async with asyncio.TaskGroup() as calls:
                 async for batch in micro_batches(samples, size, wait=wait):
                     part = inputs | {"samples": [item.ref for item in batch]}
@@ -51,11 +54,24 @@ class Scoring:
             context.account(self.name, stage)
 
     async def _one(self, stage: Stage, call: Call, groups: Sequence[int], scores: Scores) -> None:
+        stage.at_least += self.context.job.environment is not None
         done = await last(stage.call(call))
+        if self.context.job.environment is not None:
+            self.context.tasks.create_task(self._stay(stage))
         scores.put(replace(done, data={**done.data, "group": groups}))
         if "texts" in done.data:
             self.context.report.texts.append(Ref.from_json(done.data["texts"]))
         self.context.report.failed += done.data.get("failed", [])
+
+    async def _stay(self, stage: Stage) -> None:
+        """The replica of a call that has ended waits for another one as long as it would take to start (slots.py); the
+        only one to the end, where training that streams may take its room and would wait for it."""
+        only = self.context.plan.stream_s and stage.at_least == 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if only else start_s(stage)):
+                await stage.ended.wait()
+        stage.at_least -= 1
+        await stage.fleet.settle(stage.function)
 
 
 async def read_column(

@@ -1,13 +1,12 @@
 """Calls of one function that take what is ready as it comes, at most so many at a time.
 
-A slot is a replica's worth of calls: while it waits its replica lingers, for as long as it would take to start another
-one; then it goes. (So an idle replica never costs more than twice what the best decision would have: the ski-rental
-rule, Karlin et al., "Competitive snoopy caching", Algorithmica 1988.)
+A slot is a replica's worth of calls: while it waits its replica lingers, for at most as long as it would take to start
+another one; then it goes (planner/episodes.py says why). What is ready goes to the replica that has waited for least,
+so that the others age; where none waits, to one at work (`joins`) or to another one.
 """
 
-from __future__ import annotations
-
 import asyncio
+import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -21,8 +20,8 @@ START_S = 2.0
 
 @dataclass(eq=False)
 class _Waiting:
+    lingers: bool
     event: asyncio.Event = field(default_factory=asyncio.Event)
-    lingers: bool = True
 
 
 class Slots(Generic[T]):
@@ -34,20 +33,36 @@ class Slots(Generic[T]):
         count: int,
         take: Callable[[list[T]], Sequence[T]],
         work: Callable[[Sequence[T]], Awaitable[None]],
+        *,
+        stays_s: Callable[[float], float | None] = lambda start_s: start_s,
+        joins: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`take`: removes from what is ready what one call is to do; `work`: does it."""
+        """`take`: removes from what is ready what one call is to do; `work`: does it. `stays_s`: how long a replica
+        waits, by what a start takes (None: to the end); `joins`: whether what is ready is left to those at work."""
         self._stage, self._count, self._take, self._work = stage, count, take, work
-        self._ready: list[T] = []
+        self._stays_s, self._joins = stays_s, joins
+        self.ready: list[T] = []
+        self.changed = asyncio.Event()
+        """Set when `ready` has changed."""
         self._waiting: list[_Waiting] = []
+        self.held = 0
+        """Replicas."""
         self._ended = False
         self.let_go = 0
-        """How often a replica went because nothing was ready for it, for long."""
+        """How often a replica went because nothing was ready for it, for long,"""
+        self.let_go_s = 0.0
+        """and how long slots were without theirs since, in all."""
         stage.more = False
 
     def put(self, item: T) -> None:
-        self._ready.append(item)
-        if self._waiting:  # whose replica is there, first
-            chosen = next((w for w in self._waiting if w.lingers), self._waiting[0])
+        self.ready.append(item)
+        self._wake()
+
+    def _wake(self) -> None:
+        self.changed.set()
+        lingering = [waiting for waiting in self._waiting if waiting.lingers]
+        if lingering or (self._waiting and not self._joins()):
+            chosen = lingering[-1] if lingering else self._waiting[0]
             self._waiting.remove(chosen)
             chosen.event.set()
 
@@ -66,27 +81,26 @@ class Slots(Generic[T]):
 
     async def _slot(self) -> None:
         stage, holds = self._stage, False
+        gone_s: float | None = None
         try:
             while not self._ended:
-                if self._ready:
-                    items = self._take(self._ready)
+                if self.ready and (holds or not self._joins()):
+                    items = self._take(self.ready)
+                    if self.ready:
+                        self._wake()
                     if not holds:
-                        holds = True
-                        stage.at_least += 1
+                        holds, self.held, stage.at_least = True, self.held + 1, stage.at_least + 1
+                        self.let_go_s += 0.0 if gone_s is None else now_s() - gone_s
                     await self._work(items)
-                elif holds and not await self._lingered():
-                    holds = False
-                    stage.at_least -= 1
+                elif not holds:
+                    await self._called(_Waiting(lingers=False), None)
+                elif not await self._called(_Waiting(lingers=True), self._stays_s(start_s(stage))):
+                    holds, gone_s, self.held, stage.at_least = False, now_s(), self.held - 1, stage.at_least - 1
                     self.let_go += 1
                     await stage.fleet.settle(stage.function)
-                elif not self._ready and not holds:
-                    await self._called(_Waiting(lingers=False), None)
         finally:
             stage.at_least -= holds
-
-    async def _lingered(self) -> bool:
-        """Waits with a replica at hand: whether something came while it was worth it."""
-        return self._ended or await self._called(_Waiting(), self._linger_s())
+            self.let_go_s += 0.0 if holds or gone_s is None else now_s() - gone_s
 
     async def _called(self, waiting: _Waiting, limit_s: float | None) -> bool:
         if self._ended:
@@ -102,6 +116,12 @@ class Slots(Generic[T]):
             return False
         return True
 
-    def _linger_s(self) -> float:
-        starts = [call.start_s + call.stats.get("load_s", 0.0) for call in self._stage.observations if call.cold]
-        return max(starts, default=START_S)
+
+def start_s(stage: Stage) -> float:
+    """What a replica takes to start, as seen in this stage."""
+    starts = [call.start_s + call.stats.get("load_s", 0.0) for call in stage.observations if call.cold]
+    return statistics.median(starts) if starts else START_S
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,7 +1,5 @@
 """The one number by which a job is followed: its reward; where responses are given and nothing is scored, its loss."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 HEADLINES = {

@@ -21,7 +21,7 @@ from orchestrator.api.views.costs import cost_columns
 from orchestrator.api.views.log import event_page, last_lines
 from orchestrator.api.views.plan import plan_of
 from orchestrator.api.views.tail import Tails
-from orchestrator.api.views.texts import Filter, chosen, groups_of, kept_steps, same_prompt
+from orchestrator.api.views.texts import Filter, chosen, groups_of, kept_steps, same_prompt, tools_of
 from orchestrator.api.views.thin import Names, columns, parts, thinned
 from orchestrator.api.views.timeline import Timelines
 from orchestrator.api.views.trace import Lane, TraceFile, place
@@ -224,6 +224,21 @@ def test_samples_by_filter_and_order() -> None:
     assert chosen(samples, Filter(group=1), "-score") == samples[2:]
     assert [s.get("mismatch") for s in chosen(samples, Filter(), "-mismatch")] == [0.3, 0.1, None]
     assert [s.get("score") for s in chosen(samples, Filter(), "score")] == [0.5, 1.0, None]
+
+
+def test_tools_that_failed_most_come_first() -> None:
+    def told(name: str, content: str) -> dict[str, str]:
+        return {"role": "tool", "name": name, "content": content}
+
+    said = {"role": "assistant", "content": "Error: is what the model wrote itself"}
+    samples: list[dict[str, Any]] = [
+        {"conversation": [said, told("add", "3"), told("multiply", "Error: no number")]},
+        {"prompt": "2+2"},
+    ]
+    assert tools_of([*samples, {"conversation": [told("add", "4")]}]) == [
+        {"tool": "multiply", "calls": 1, "failed": 1},
+        {"tool": "add", "calls": 2, "failed": 0},
+    ]
 
 
 def test_the_same_prompt_over_the_steps_and_groups_with_their_deviation(tmp_path: Path) -> None:

@@ -71,6 +71,10 @@ def test_what_the_page_shows_is_what_the_api_says(ran: Ran, visit: Open) -> None
     change = reserved["used"]["usd"] / reserved["dedicated"]["usd"] - 1
     said = f"{abs(100 * change):.0f} % {'under' if change < 0 else 'over'} dedicated"
     expect(page.locator(".tiles")).to_contain_text(said)
+    with ran.served.client() as api:
+        took = api.get(f"/v1/jobs/{ran.id}/cost/steps").json()["wall_s"]
+    step_s = sorted(took[-10:])[len(took[-10:]) // 2]
+    assert float(page.locator(".tile small").first.inner_text().split()[0]) == pytest.approx(step_s, rel=5e-3)
     assert f"${sum(c['usd'] for c in cost['functions'].values()):.2g}"[:6] in tiles, tiles
     assert "Validation score" in tiles, "the scorer gives no acc"
     bars = page.locator(".where li")
@@ -190,6 +194,13 @@ def test_jobs_are_compared_and_made_from_one_another(ran: Ran, visit: Open) -> N
     for over in ("time", "cost", "tokens"):
         page.get_by_role("combobox", name="Over").select_option(over)
         expect(page.locator(".chart .plot canvas").first).to_be_visible()
+    with ran.served.client() as api:
+        metrics = api.get(f"/v1/jobs/{ran.id}/metrics", params={"name": "perf/total_num_tokens"}).json()["metrics"]
+    page.get_by_role("button", name="Table of critic/score/mean").click()
+    rows = page.get_by_role("table", name="critic/score/mean").locator("tbody tr")
+    places = [float(row.split()[0].replace(",", "")) for row in rows.all_inner_texts()]
+    longest = sum(filter(None, metrics["perf/total_num_tokens"]))
+    assert max(places) == pytest.approx(longest, rel=5e-3), "where the longer run's last step stands, in tokens"
     page.get_by_label("Smoothing").select_option("0.9")
     page.get_by_label("Log scale").check()
     loaded_compare = page.locator(".charts .chart")

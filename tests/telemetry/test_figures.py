@@ -297,8 +297,31 @@ def test_the_command_line_says_the_same(seen: Seen) -> None:
     console = Console(file=io.StringIO(), width=200, record=True)
     print_status(seen.run, console)
     rows = {row.split()[0]: row.split() for row in console.export_text().splitlines() if row.strip()}
-    mean = statistics.fmean(sample["score"] for sample in seen.samples[STEPS])
-    assert float(rows[str(STEPS)][1]) == pytest.approx(mean, rel=1e-3)
+    of_samples = [statistics.fmean(sample[key] for sample in seen.samples[STEPS]) for key in ("score", "tokens")]
+    begin, end = seen.window(STEPS)
+    held_out = statistics.fmean(sample["score"] for sample in seen.held_out[STEPS])
+    last = [float(cell.replace(",", "")) for cell in rows[str(STEPS)]]
+    assert last[1:3] == pytest.approx(of_samples, rel=1e-3), "reward, length"
+    assert last[-2:] == pytest.approx([end - begin, held_out], rel=1e-3), "step s, validation"
+    for name, price in PRICES.items():
+        paid = sum(s["stop"] - s["start"] for s in seen.lives(name))
+        busy = sum(s["args"]["busy_s"] for s in seen.lives(name))
+        cells = next(row.split() for row in text.splitlines() if row.split()[:1] == [name])
+        assert cells[1:4] == [f"{paid:.1f}", f"{busy:.1f}", f"{busy / paid:.0%}"]
+        assert float(cells[-1].lstrip("$")) == pytest.approx(paid / 3600 * price, abs=1e-4)
+
+
+def test_events_tell_what_the_journal_has(seen: Seen) -> None:
+    told = [event for event in seen.page["events"] if event["type"] in ("step", "validation")]
+    assert {(event["type"], event["data"]["step"]) for event in told} == {
+        *(("step", step) for step in range(STEPS + 1)), *(("validation", step) for step in seen.held_out)
+    }  # fmt: skip
+    for event in told:
+        step = event["data"]["step"]
+        assert event["data"]["metrics"] == {name: seen.metric(name)[step] for name in event["data"]["metrics"]}
+        if event["type"] == "step":
+            spent = sum(usd(seen, (0.0, seen.window(step)[1])).values())
+            assert event["data"]["cost_usd"] == pytest.approx(spent, rel=0.1, abs=2e-6), "to the moment of the commit"
 
 
 def printed(what: Any) -> str:

@@ -4,8 +4,6 @@ Three engines: torch (generate/torch/engine.py), transformers (generate/torch/tr
 architecture, and vLLM (generate/vllm/engine.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -17,8 +17,6 @@ replayed through decoding, token by token. Every kernel then sees shapes that de
 and one thread.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

@@ -10,8 +10,6 @@ samples: of weights that differ in 1 %, 64 samples from each of 200 tensors miss
 Runs in vLLM's worker process, read against vLLM 0.32 (model_loader/checkpoint_weight_patch.py).
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence

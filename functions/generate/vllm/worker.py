@@ -13,8 +13,6 @@ vLLM mixes `WorkerExtension` into its worker class (`worker_extension_cls`); its
 - Triton kernels are replaced by a walk over every loaded module: done once (`preload`), not at each start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

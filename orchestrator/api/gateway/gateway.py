@@ -9,8 +9,6 @@ PATIENCE times as long as a cut costs.
 Replicas follow the streams: one for each `slots` of them, none when there has been nothing to do for `idle_s`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -18,7 +16,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,6 +26,7 @@ from orchestrator.base.errors import OrchestratorError
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.invoke import Invoker, ask_cut
 from orchestrator.platforms.base import Platform
+from orchestrator.platforms.queue import now_s
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +124,7 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
         self._workers: list[asyncio.Task[None]] = []
 
-    async def __aenter__(self) -> Gateway:
+    async def __aenter__(self) -> Self:
         self._workers = [asyncio.create_task(self._work()) for _ in range(self._replicas)]
         return self
 
@@ -207,12 +206,12 @@ class Gateway:
         call = Call(id, "generate", inputs, {"policy": self._version}, params, epoch=1, deadline_s=DEADLINE_S)
         by = {stream.key: stream for stream in batch}
         cutter = asyncio.create_task(self._cut(call, batch))
-        begun_s, was_cut, decode_s = _now_s(), False, 0.0
+        begun_s, was_cut, decode_s = now_s(), False, 0.0
         try:
             async with contextlib.aclosing(self._invoker.invoke(FUNCTION, call)) as events:
                 async for event in events:
                     if event.kind == "started":
-                        begun_s = _now_s()
+                        begun_s = now_s()
                     if event.kind in ("samples", "cut") and event.ref is not None:
                         was_cut |= event.kind == "cut"
                         _hand_over(SampleBatch.decode(await self._store.get(event.ref)), event, by)
@@ -224,7 +223,7 @@ class Gateway:
         if was_cut and not self._cut_s:
             self._cut_s = 1e-3  # the first loads the model
         elif was_cut:
-            self._cut_s += 0.3 * (max(0.0, _now_s() - begun_s - decode_s) - self._cut_s)
+            self._cut_s += 0.3 * (max(0.0, now_s() - begun_s - decode_s) - self._cut_s)
 
     async def _cut(self, call: Call, batch: Sequence[Stream]) -> None:
         """Once it is worth it: somebody waits, listens, or has gone."""
@@ -269,7 +268,3 @@ def _hand_over(samples: SampleBatch, event: Event, streams: dict[tuple[int, int]
         finish = Finish(int(samples.finish[row]))
         refs = [Ref.from_json(ref) for ref in caches[row]]
         streams[key].take(responses[row].tolist(), logprobs[row].tolist(), finish, refs)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

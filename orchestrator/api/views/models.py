@@ -128,6 +128,12 @@ class Group(BaseModel):
     deviation: float
 
 
+class Tool(BaseModel):
+    tool: str
+    calls: int
+    failed: int
+
+
 class Samples(BaseModel):
     """Samples of one step: prompt, response, reward."""
 
@@ -136,6 +142,7 @@ class Samples(BaseModel):
     total: int = Field(description="How many of them match")
     scores: list[float] = Field(description="Of all samples of the step that are kept")
     groups: list[Group] = Field(description="Of each prompt: its samples' mean score and deviation")
+    tools: list[Tool] = Field(description="Of their conversations; `failed`: the model read an error")
     samples: list[dict[str, Any]] = Field(
         description="group, index, prompt, response, score, tokens, finish, version, ground_truth; `advantage`: mean "
         "of its tokens; `mismatch`: mean absolute difference of the trainer's and the engine's log-probabilities"

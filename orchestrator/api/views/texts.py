@@ -1,6 +1,7 @@
 """Samples of a step, filtered, sorted and paged."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,16 @@ def groups_of(samples: Sequence[Sample]) -> list[Json]:
         {"group": group, "count": len(own), "mean": fmean(own), "deviation": stdev(own) if len(own) > 1 else 0.0}
         for group, own in sorted(scores.items())
     ]
+
+
+def tools_of(samples: Iterable[Sample]) -> list[Json]:
+    """[{tool, calls, failed}] of the samples' conversations, the one that failed most first. What failed, the model
+    read as an error (functions/environment/own.py)."""
+    told = [turn for sample in samples for turn in sample.get("conversation", ()) if turn["role"] == "tool"]
+    calls = Counter(str(turn.get("name")) for turn in told)
+    failed = Counter(str(turn.get("name")) for turn in told if str(turn["content"]).startswith("Error: "))
+    ordered = sorted(calls, key=lambda tool: (-failed[tool], tool))
+    return [{"tool": tool, "calls": calls[tool], "failed": failed[tool]} for tool in ordered]
 
 
 def same_prompt(directory: Path, prompt: str, of: Kind) -> list[Json]:

@@ -5,14 +5,13 @@ idle. Counts are means over a bin: with F(t) = sum over intervals [a, b] of max(
 number of intervals that are open between t and u is (F(u) - F(t)) / (u - t), which needs two sorted arrays per state.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +38,7 @@ class _Integral:
     stop_sums: Array
 
     @classmethod
-    def of(cls, pairs: Array) -> _Integral:
+    def of(cls, pairs: Array) -> Self:
         """Of intervals [N, 2]."""
         starts, stops = np.sort(pairs[:, 0]), np.sort(pairs[:, 1])
         return cls(starts, stops, np.cumsum(np.r_[0.0, starts]), np.cumsum(np.r_[0.0, stops]))
@@ -68,7 +67,7 @@ class _Known:
     draining: _Integral
 
     @classmethod
-    def of(cls, lives: list[Life], works: list[Work]) -> _Known:
+    def of(cls, lives: list[Life], works: list[Work]) -> Self:
         life_ends = _pairs([(life.start_s, life.stop_s) for life in lives])
         work_ends = _pairs([(work.start_s, work.stop_s) for work in works])
         return cls(

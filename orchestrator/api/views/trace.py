@@ -4,8 +4,6 @@ A lane is a row of a Gantt chart: a life gets the lowest one that is free for al
 since the job's first execution began.
 """
 
-from __future__ import annotations
-
 import bisect
 import json
 import os
@@ -13,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from functions.base.wire import Json
 from orchestrator.base.errors import RunError
@@ -141,7 +139,7 @@ class TraceFile:
         self.begun_at: float | None = None
         """When the job's first execution began; Unix seconds."""
 
-    def read(self) -> TraceFile:
+    def read(self) -> Self:
         """Reads what was appended. Raises RunError for a file that cannot be read."""
         try:
             stat = os.stat(self._path)

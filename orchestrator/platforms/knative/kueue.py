@@ -4,8 +4,6 @@ Their pods carry its name (manifests.QUEUE_LABEL); Kueue's webhook gates each as
 each by itself (keps/976-plain-pods), whoever makes it. Nobody but the scheduler sees a difference.
 """
 
-from __future__ import annotations
-
 from orchestrator.platforms.base import PlatformError
 from orchestrator.platforms.config import KnativeConfig
 from orchestrator.platforms.knative.api import ApiError, KubeApi

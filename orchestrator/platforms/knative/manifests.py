@@ -7,8 +7,6 @@ A Service is created at zero (`initial-scale: 0`), and its scale is never in its
 new Revision, and that replaces every pod.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Sequence

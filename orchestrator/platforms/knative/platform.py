@@ -10,8 +10,6 @@ The orchestrator holds no state that the cluster needs: it may die at any moment
 elsewhere; `deploy` takes over what it finds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import math

@@ -1,7 +1,5 @@
 """Why a pod does not run, in one line with what to do about it. Pure: from a pod as the API gives it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -10,8 +10,6 @@ zero    min-scale -> Knative marks the function inactive, and leaves its last po
         before zero is possible again (docs/decisions/0005-knative-scale.md)
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -4,8 +4,6 @@ API --watch (a thread)--> Pods.apply (event loop): scheduled -> ready -> busy <-
                                                    paid for from here ----------------------------> to here
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

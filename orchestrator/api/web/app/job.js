@@ -84,7 +84,7 @@ export function Job({ id, source, made }) {
       ${!source.fixed && html`<${Actions} store=${store} job=${job} />`}
     </div>
     ${connection === "away" && html`<p class="away-bar" role="status">${SAYS.away}</p>`}
-    <progress class="steps" max=${job.steps} value=${job.step ?? 0} aria-label="steps done"></progress>
+    <progress class="steps" max=${job.steps || 1} value=${job.steps ? job.step ?? 0 : Number(job.step !== null)} aria-label="steps done"></progress>
     <${Trouble} store=${store} job=${job} />
     ${!empty(store) && html`<${Tiles} store=${store} job=${job} />`}
     <${Health} store=${store} />

@@ -24,7 +24,7 @@ function Row({ job, chosen, choose }) {
     <td class="tick"><input type="checkbox" checked=${chosen} onChange=${choose} aria-label=${`compare ${job.id}`} /></td>
     <th scope="row" class="left"><a class="job" href=${`/jobs/${job.id}`} data-page>${job.id}</a><small>${job.recipe}</small></th>
     <td class="left" data-label="State"><${State} state=${job.state} /></td>
-    <td data-label="Step"><span>${job.step ?? 0}<small>/${job.steps}</small></span><progress max=${job.steps} value=${job.step ?? 0} aria-label=${`steps of ${job.id}`}></progress></td>
+    <td data-label="Step"><span>${job.steps ? html`${job.step ?? 0}<small>/${job.steps}</small>` : "evaluation"}</span><progress max=${job.steps || 1} value=${job.steps ? job.step ?? 0 : Number(job.step !== null)} aria-label=${`steps of ${job.id}`}></progress></td>
     <td class="trend" data-label=${learns.title}><span>${number(learns.value)}${learns.title === "Loss" && html`<small> loss</small>`}</span><${Spark} values=${job.trend} /></td>
     <td data-label="Validation" title=${held?.name}>${held ? held.shown : "–"}</td>
     <td data-label="Cost now">${spent > 0 ? dollars(spent) : job.spent_replica_s ? html`${number(job.spent_replica_s)}<small>replica s</small>` : "–"}</td>

@@ -53,6 +53,7 @@ export function Samples({ store }) {
       <${Histogram} scores=${value.scores} />
       <ul class="chips" aria-label="Prompts">${value.groups.map((g) => html`<li key=${g.group}><button type="button" aria-pressed=${group === g.group} onClick=${() => setGroup(group === g.group ? null : g.group)}
         title=${`mean and deviation of ${plural(g.count, "sample")} of prompt ${g.group}`}>${g.group}: <b>${number(g.mean)}</b> ± ${number(g.deviation, 2)}</button></li>`)}</ul>
+      ${value.tools?.length > 0 && html`<p class="note">Tools that failed: ${value.tools.map((t) => `${t.tool} ${whole(t.failed)} of ${whole(t.calls)}`).join(", ")}</p>`}
     </${Panel}>`}
     ${chosen && html`<${Group} key=${`${query.of} ${value.step} ${group}`} store=${store} query=${query} step=${value.step} group=${chosen} close=${() => setGroup(null)} />`}
     <p class="note" role="status" aria-busy=${busy}>${value ? `${whole(value.total)} ${value.total === 1 ? "sample" : "samples"} of step ${value.step}${filtered ? " match" : ""}` : "Reading the samples…"}</p>

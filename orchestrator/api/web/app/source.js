@@ -75,7 +75,7 @@ function window_(timelines, { from_s = 0, to_s = Infinity, most }) {
 function samples(steps, query) {
   const numbers = steps.map((entry) => entry.step);
   const entry = steps.findLast((one) => one.step <= (query.step ?? Infinity)) ?? steps.at(-1);
-  if (!entry) return { step: null, steps: [], total: 0, samples: [], scores: [], groups: [] };
+  if (!entry) return { step: null, steps: [], total: 0, samples: [], scores: [], groups: [], tools: [] };
   const word = (query.contains ?? "").toLowerCase();
   const has = (text) => text.toLowerCase().includes(word);
   let found = entry.samples.filter(

@@ -18,7 +18,7 @@ export function Tiles({ store, job }) {
   const money = spending(cost, job, store.reserved.value);
   const replicas = Object.entries(job.replicas);
   return html`<dl class="tiles">
-    <${Tile} title="Step" value=${`${job.step ?? "–"} / ${job.steps}`} note=${left !== null ? `about ${duration(left)} left` : perStep ? `${duration(perStep)} a step` : ""} />
+    <${Tile} title="Step" value=${job.steps ? `${job.step ?? "–"} / ${job.steps}` : "evaluation"} note=${left !== null ? `about ${duration(left)} left` : perStep ? `${duration(perStep)} a step` : ""} />
     <${Tile} title=${learns.title} value=${number(learns.value)} note="mean of the last step"><${Spark} values=${job.trend} /></${Tile}>
     <${Tile} title=${held?.title ?? "Validation"} value=${held ? held.shown : "–"} note=${held ? html`<code>${held.name}</code>` : "none yet"} />
     <${Tile} title=${money.title} value=${money.value} note=${money.note} />
