@@ -17,9 +17,10 @@ def test_a_ppo_job_with_stages_trains_both_models_in_one_call(tmp_path: Path) ->
         job.file.read_text().replace("deterministic = true\n", "").replace("steps = 2\n", 'steps = 2\nrecipe = "ppo"\n')
     )
     job.file.write_text(text + "[functions.train]\nreplicas = 2\nparallel = { pp = 2 }\n")
-    ended = command("run", job.file)
+    ended = command("run", job.file, "--run-dir", tmp_path / "run")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    last = [json.loads(path.read_text().splitlines()[0]) for path in tmp_path.rglob("v000002*/manifest.json")]
+    paths = (tmp_path / "run" / "weights").glob("*/v000002*/manifest.json")
+    last = [json.JSONDecoder().raw_decode(path.read_bytes().decode(errors="replace"))[0] for path in paths]
     assert sorted(manifest["version"]["model"] for manifest in last) == ["actor", "critic"]
     assert len({manifest["version"]["call"] for manifest in last}) == 1, "of one call"
     for manifest in last:
