@@ -148,9 +148,9 @@ class SliceLoader(DummyModelLoader):
         chunk, size = list[TensorEntry](), 0
         with _together() as whole_so_far:
             for entry in manifest.tensors:
+                size += entry.size_bytes // get_tp_group().world_size  # also of what others hold: chunks are the same
                 if entry.name in kept.rlhf_slices:
                     chunk.append(entry)
-                    size += entry.size_bytes // get_tp_group().world_size
                 if size >= CHUNK_BYTES or entry is manifest.tensors[-1]:
                     tensors = _read(exchange, manifest, chunk, kept)
                     whole_so_far()
@@ -227,7 +227,7 @@ def _rows(count: int, size: int) -> list[tuple[int, int]]:
 
 
 def _empty(entry: TensorEntry) -> Tensor:
-    return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+    return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="cpu")
 
 
 def sampled_blocks(directory: Path) -> Iterator[tuple[str, tuple[int, ...], Tensor, Tensor]] | None:
