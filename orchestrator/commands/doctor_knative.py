@@ -97,13 +97,14 @@ def needed_features(config: KnativeConfig) -> list[str]:
 
 def _settings(api: KubeApi, job: JobConfig | None, config: KnativeConfig) -> Iterator[Check]:
     maps: dict[str, dict[str, str]] = {}
-    for name in ("config-autoscaler", "config-defaults", "config-features"):
+    queue = () if config.queue is None else ("config-deployment",)
+    for name in ("config-autoscaler", "config-defaults", "config-features", *queue):
         try:
             maps[name] = api.get(core(SYSTEM, "configmaps", name)).get("data") or {}
         except ApiError as error:
             yield Check(name, False, f"cannot be read: {error.message}", "ask its owner to run this command")
             return
-    autoscaler, defaults, features = maps.values()
+    autoscaler, defaults, features, *deployment = maps.values()
     zero = "allow-zero-initial-scale"
     yield Check(
         zero, autoscaler.get(zero) == "true", autoscaler.get(zero, "false"), patch("config-autoscaler", {zero: "true"})
@@ -127,6 +128,10 @@ def _settings(api: KubeApi, job: JobConfig | None, config: KnativeConfig) -> Ite
     for key in needed_features(config):
         value = features.get(key, "disabled").lower()
         yield Check(key, value in ("enabled", "allowed"), value, patch("config-features", {key: "enabled"}))
+    always = "pod-is-always-schedulable"  # else a Revision with a gated pod has failed, and min-scale counts no more
+    for data in deployment:
+        value = data.get(always, "false")
+        yield Check(always, value == "true", value, patch("config-deployment", {always: "true"}))
 
 
 def patch(name: str, data: Mapping[str, str]) -> str:

@@ -202,8 +202,18 @@ def _fields_at(path: Sequence[str | int]) -> list[str]:
     return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
 
 
+TRLS = {
+    "learning_rate": "train.lr", "num_generations": "rollout.n", "max_completion_length": "rollout.max_response_length",
+    "beta": "algorithm.kl.coef", "num_iterations": "train.epochs", "max_steps": "steps", "lora_r": "model.lora_rank",
+    "use_vllm": "rollout.engine", "reward_funcs": "reward.score", "train_dataset": "data.train",
+}  # fmt: skip
+"""Names of TRL's that are none of ours (docs/tutorial.md)."""
+
+
 def elsewhere(name: str) -> str:
     """ "; did you mean 'train.lr'?" for the name of a key of another section, `kl_coef` for `algorithm.kl.coef` too."""
+    if name in TRLS:
+        return f"; did you mean {TRLS[name]!r}?"
     keys = [key for key in _keys(JobConfig) if any("_".join(key.split(".")[n:]) == name for n in range(1, 4))]
     nearest = min(keys, key=lambda key: key.count("."), default=None)
     return "" if nearest is None else f"; did you mean {nearest!r}?"

@@ -85,7 +85,7 @@ def colocated(scenario: Recorded, more_s: float) -> Held:
     wall_s = more_s + simulate(replace(scenario, gpus=pool), SERVERFUL).plans[-1].stop_s
     price = max(f.usd_per_hour / max(1, f.gpus) for f in on_gpus)
     gpus = pool if on_gpus[0].gpus else 0
-    words = f"{pool} {'GPUs' if gpus else 'machines'} that all functions share"
+    words = f"{pool} {'GPU' if gpus else 'machine'}{'s' * (pool != 1)} that all functions share"
     return Held(words, wall_s, pool * wall_s, gpus * wall_s, pool * wall_s / 3600 * price)
 
 

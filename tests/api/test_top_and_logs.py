@@ -27,7 +27,7 @@ def test_top_without_a_terminal_is_one_table(tmp_path: Path, root: Path) -> None
         assert done.returncode == 0, done.stderr
         rows = [line.split() for line in done.stdout.splitlines() if line.split()[:1] in (["done"], [id])]
         assert rows[0] == [id, "queued", "-/3", "-", "-", "-"], "those that have not ended come first"
-        assert rows[1][:5] == ["done", "succeeded", "3/3", "0.500", "$3.00"]
+        assert rows[1][:6] == ["done", "succeeded", "3/3", "reward", "0.500", "$3.00"]
         assert "send `Authorization" in here("top", "--url", server.url).stderr
 
 

@@ -64,7 +64,9 @@ def test_what_the_page_shows_is_what_the_api_says(ran: Ran, visit: Open) -> None
     tiles = page.locator(".tiles").inner_text()
     assert "5 / 5" in tiles
     with ran.served.client() as api:  # simulated beside the server, told when it is there
-        wait_for(lambda: api.get(f"/v1/jobs/{ran.id}/reserved").json()["steps"], what="reserved machines")
+        wait_for(
+            lambda: api.get(f"/v1/jobs/{ran.id}/reserved").json()["steps"], what="reserved machines", timeout_s=600
+        )
         reserved = api.get(f"/v1/jobs/{ran.id}/reserved").json()
     page.reload()
     loaded(page)

@@ -19,19 +19,14 @@ from tests.cluster.test_platform import Figures, awaited, context, knative, refu
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 GROUP = "/apis/kueue.x-k8s.io"
 REWARD = FunctionSpec("reward", "reward", max_replicas=2, memory_gb=0.5)
-QUEUE = "rlhf-test"
-PODS = 1
-"""That fit into the quota at first."""
 
-
-def cluster_queue(version: str, pods: int) -> Json:
-    quota = [{"name": "pods", "nominalQuota": str(pods)}]
+def cluster_queue(version: str, name: str, pods: int) -> Json:
+    quota = {"pods": pods, "cpu": 100, "memory": "100G"}
+    flavor = {"name": name, "resources": [{"name": what, "nominalQuota": str(most)} for what, most in quota.items()]}
     spec: Json = {
-        "namespaceSelector": {}, "resourceGroups": [
-            {"coveredResources": ["pods"], "flavors": [{"name": QUEUE, "resources": quota}]},
-        ],
+        "namespaceSelector": {}, "resourceGroups": [{"coveredResources": list(quota), "flavors": [flavor]}],
     }  # fmt: skip
-    return {"apiVersion": version, "kind": "ClusterQueue", "metadata": {"name": QUEUE}, "spec": spec}
+    return {"apiVersion": version, "kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec}
 
 
 @pytest.fixture
@@ -41,19 +36,20 @@ def queued(release: Release, ingress: str) -> Iterator[tuple[JobContext, str]]:
         version = release.api.get(GROUP)["preferredVersion"]["groupVersion"]
     except ApiError:
         pytest.skip("the cluster has no Kueue")
+    here = context(release, ingress)
+    name = here.job
     local = f"namespaces/{release.namespace}/localqueues"
     made: list[tuple[str, dict[str, Any]]] = [
         ("resourceflavors", {"kind": "ResourceFlavor", "spec": {}}),
-        ("clusterqueues", cluster_queue(version, PODS)),
-        (local, {"kind": "LocalQueue", "spec": {"clusterQueue": QUEUE}}),
+        ("clusterqueues", cluster_queue(version, name, 1)),
+        (local, {"kind": "LocalQueue", "spec": {"clusterQueue": name}}),
     ]
     for kind, value in made:
-        release.api.create(f"/apis/{version}/{kind}", value | {"apiVersion": version, "metadata": {"name": QUEUE}})
-    here = context(release, ingress)
-    here = replace(here, config=here.config.model_copy(update={"queue": QUEUE}))
-    yield here, f"/apis/{version}/clusterqueues/{QUEUE}"
+        release.api.create(f"/apis/{version}/{kind}", value | {"apiVersion": version, "metadata": {"name": name}})
+    here = replace(here, config=here.config.model_copy(update={"queue": name}))
+    yield here, f"/apis/{version}/clusterqueues/{name}"
     for kind, _ in reversed(made):
-        release.api.delete(f"/apis/{version}/{kind}/{QUEUE}")
+        release.api.delete(f"/apis/{version}/{kind}/{name}")
 
 
 def test_replicas_beyond_the_quota_wait_and_what_is_let_go_frees_it(
@@ -70,10 +66,10 @@ def test_replicas_beyond_the_quota_wait_and_what_is_let_go_frees_it(
             waits = lambda: [replica.waits for replica in platform.replicas() if replica.waits]  # noqa: E731
             states = lambda: sorted(replica.state for replica in platform.replicas())  # noqa: E731
             await awaited(lambda: states() == ["idle", "starting"] and len(waits()) == 1)
-            assert f"waits for quota of LocalQueue {QUEUE}" in waits()[0]
+            assert f"waits for quota of LocalQueue {here.job}" in waits()[0]
             assert len(platform.usage()) == 1, "what is gated costs nothing"
             assert (await refused(platform, "a")).kind == "error", "the other one answers"
-            release.api.merge(path, {"spec": cluster_queue("", 2)["spec"]})
+            release.api.merge(path, {"spec": cluster_queue("", here.job, 2)["spec"]})
             figures("quota_to_ready_s", round(await awaited(lambda: states() == ["idle", "idle"]), 1))
             assert not waits()
             assert (await refused(platform, "b")).kind == "error"
@@ -90,7 +86,7 @@ def test_a_call_that_waits_for_quota_longer_than_knatives_deadline_goes_on(
 ) -> None:
     here, path = queued
     here = replace(here, config=here.config.model_copy(update={"start_s": 60.0}), capacity_s=600.0)
-    release.api.merge(path, {"spec": cluster_queue("", 0)["spec"]})
+    release.api.merge(path, {"spec": cluster_queue("", here.job, 0)["spec"]})
 
     async def test() -> None:
         async with knative(here, REWARD) as platform:
@@ -99,7 +95,7 @@ def test_a_call_that_waits_for_quota_longer_than_knatives_deadline_goes_on(
             await asyncio.sleep(90)
             assert [replica.state for replica in platform.replicas()] == ["starting"]
             assert not asked.done()
-            release.api.merge(path, {"spec": cluster_queue("", 1)["spec"]})
+            release.api.merge(path, {"spec": cluster_queue("", here.job, 1)["spec"]})
             assert await asked == "started"
 
     async def first(events: Any) -> str:

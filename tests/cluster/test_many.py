@@ -30,7 +30,7 @@ def tenants() -> Iterator[list[Release]]:
         names = (RELEASE, "tenant")
         found = [stack.enter_context(installed(name, "--set", f"api.maxRunning={EACH}")) for name in names]
         yield found
-        subprocess.run(["helm", "uninstall", "tenant", "-n", found[0].namespace, "--wait"], check=True)
+        subprocess.run(["helm", "uninstall", "tenant", "-n", found[0].namespace], check=True)
         stack.enter_context(installed(RELEASE))
 
 

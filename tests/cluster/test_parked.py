@@ -64,7 +64,7 @@ def parking() -> Iterator[Release]:
         command = ["kubectl", "patch", "node", node, "--subresource=status", "--type=json", f"-p={json.dumps(patch)}"]
         subprocess.run(command, check=True, capture_output=True)
         yield release
-        subprocess.run(["helm", "uninstall", "parked", "-n", release.namespace, "--wait"], check=True)
+        subprocess.run(["helm", "uninstall", "parked", "-n", release.namespace], check=True)
 
 
 def agents(release: Release) -> list[dict[str, Any]]:

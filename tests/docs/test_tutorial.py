@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from functions.algorithms.options import LOSS_OPTIONS
+from orchestrator.job.config import TRLS
 from tests.api.conftest import serving
 from tests.support.tiny_job import ENV, assert_nothing_left
 
@@ -74,6 +75,7 @@ def test_the_keys_beside_those_of_others_are_keys() -> None:
         elif line.startswith("| `"):
             keys.add(f"{section}.{line.split('`')[1]}".lstrip("."))
     keys |= {f"algorithm.loss_options.{option}" for option in LOSS_OPTIONS["vanilla"]}
+    assert keys.issuperset(TRLS.values()), "what errors suggest"
     cells = [line.split(" | ")[0] for line in TUTORIAL.splitlines() if line.startswith("| `")]
     assert len(cells) > 20
     for cell in cells:

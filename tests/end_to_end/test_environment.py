@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.environment_job import SETTINGS, add_environment
-from tests.support.tiny_job import ENV, Background, Job, assert_same, command, make_job
+from tests.support.tiny_job import ENV, Background, Job, assert_same, command, here, make_job
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,9 @@ def test_killed_between_turns_and_in_mid_answer(told: Job, tmp_path: Path, leaks
     assert "environment" in books["functions"], "one row in the books"
     asked = sorted(log.read_text().splitlines())
     log.unlink()
+    cost, plan = here("cost", undisturbed), here("plan", told.file, "--run", undisturbed, *SETTINGS)
+    assert "replica-seconds did not wait for tools" in cost.stdout, cost.stderr
+    assert "an answer takes" in plan.stdout, f"what the run learned of its environment {plan.stderr}"
 
     run = tmp_path / "run"
     first = Background("run", told.file, "--run-dir", run, *SETTINGS)

@@ -55,6 +55,8 @@ class Cluster:
         (root / "agent").mkdir()
         self.launcher = Launcher(warm, root / "agent.log", root / "agent")
         self.uids = itertools.count(1)
+        self.controllers_away = False
+        """No Service becomes ready."""
         self.quota = 0
         """Pods with a queue's name that Kueue admits."""
         self.drained: list[str] = []
@@ -154,6 +156,8 @@ class Cluster:
 
     async def _become_ready(self, service: Json, revision: Revision) -> None:
         await asyncio.sleep(READY_S)
+        while self.controllers_away:
+            await asyncio.sleep(READY_S)
         host = f"{revision.service}.default.svc.cluster.local"
         service["status"] |= {
             "conditions": [{"type": "Ready", "status": "True"}],

@@ -22,13 +22,15 @@ CONFIG = KnativeConfig(
     node_selector={"pool": "h100"},
     tolerations=(TolerationConfig(key="gpu", operator="Exists"),),
     volumes=(VolumeConfig(name="m", mount_path="/m", claim="models", read_only=True),),
+    queue="team-a",
 )
 
 
 def fresh(plane: ControlPlane, knative: str = "1.23.0") -> dict[str, dict[str, str]]:
     """Knative as its release installs it; returns the data of its config maps."""
     crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/services.serving.knative.dev"
-    maps: dict[str, dict[str, str]] = {"config-autoscaler": {}, "config-defaults": {}, "config-features": {}}
+    names = ("config-autoscaler", "config-defaults", "config-features", "config-deployment")
+    maps: dict[str, dict[str, str]] = {name: {} for name in names}
     plane.statics |= {
         "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.9"},
         crd: {"metadata": {"labels": {"app.kubernetes.io/version": knative}}},
@@ -57,6 +59,7 @@ def test_a_fresh_knative_gets_patches_that_mend_it(control_plane: Start) -> None
         "kubernetes.podspec-nodeselector",
         "kubernetes.podspec-tolerations",
         "kubernetes.podspec-persistent-volume-claim",
+        "pod-is-always-schedulable",
     }
     for name in missing:  # do what it says
         words = shlex.split(checks[name].remedy)

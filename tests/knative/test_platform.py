@@ -479,6 +479,27 @@ def test_what_keeps_a_function_from_starting_is_told(
     run(test())
 
 
+def test_a_service_that_nobody_makes_ready_is_waited_for(control_plane: Start) -> None:
+    plane = control_plane()
+    notes: list[str] = []
+
+    async def test() -> None:
+        platform = KnativePlatform(context(plane), timing=replace(FAST, ready_s=0.5))
+        try:
+            plane.ask(lambda cluster: setattr(cluster, "controllers_away", True))
+            deploying = asyncio.create_task(Outages(note=notes.append).bridge(lambda: platform.deploy([COUNT])))
+            await eventually(lambda: len(notes) == 1)
+            plane.ask(lambda cluster: setattr(cluster, "controllers_away", False))
+            await deploying
+            await platform.scale("count", 1)
+            assert (await answer(platform, count("a")))[-1].kind == "done"
+        finally:
+            await platform.close()
+
+    run(test())
+    assert notes[0].startswith("waiting for Knative's controllers")
+
+
 def test_a_replica_waits_until_its_queue_admits_it(control_plane: Start) -> None:
     plane = control_plane()
     group, version = "/apis/kueue.x-k8s.io", "kueue.x-k8s.io/v1beta2"

@@ -36,6 +36,7 @@ def test_a_url_or_a_rule_is_no_path() -> None:
     [
         ({"rolout": {}}, "job.toml: rolout: unknown key; did you mean 'rollout'?"),
         ({"lr": 1e-6}, "job.toml: lr: unknown key; did you mean 'train.lr'?"),
+        ({"train": {"learning_rate": 1}}, "job.toml: train.learning_rate: unknown key; did you mean 'train.lr'?"),
         ({"kl_coef": 0.1}, "job.toml: kl_coef: unknown key; did you mean 'algorithm.kl.coef'?"),
         ({"rollout": {"gpus": 1}}, "job.toml: rollout.gpus: unknown key; did you mean 'functions.generate.gpus'?"),
         ({"profile": {"steps": [9]}}, "job.toml: profile.steps: got 9, the job has 3"),

@@ -5,7 +5,7 @@
                    vLLM's loading of tensors that hold that alone -> the model
 So whatever vLLM divides, and however, is divided here; pages of a tensor that nobody writes take no memory. Bytes of a
 rank: M / t, and what all of them hold alike (HybridFlow, arXiv:2409.19256, table 2, of ranks that hold nothing yet).
-Read against vLLM 0.32 (model_loader/base_loader.py, reload/inplace.py).
+Read against vLLM 0.32 (vllm.model_executor.model_loader: base_loader, reload.inplace).
 """
 
 from __future__ import annotations

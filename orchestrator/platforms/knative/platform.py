@@ -196,7 +196,7 @@ class KnativePlatform:
         return found
 
     async def _ready(self, name: str, path: str) -> Json:
-        """The status of a Service once its newest Revision takes calls."""
+        """The status of a Service once its newest Revision takes calls. Raises Away while Knative has not said so."""
         said = "no status yet"
         try:
             async with asyncio.timeout(self._timing.ready_s):
@@ -213,7 +213,8 @@ class KnativePlatform:
                         break
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
-            said += f" (after {self._timing.ready_s:g} s)"
+            message = f"Service {name} does not become ready within {self._timing.ready_s:g} s: {said}{hint(said)}"
+            raise Away("Knative's controllers", message) from None
         raise PlatformError(f"Service {name} does not become ready: {said}{hint(said)}")
 
     def _lease_job(self) -> Json:
