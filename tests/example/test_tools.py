@@ -58,7 +58,7 @@ def test_two_steps_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("recipe", ["grpo", "rloo", "gigpo"])
+@pytest.mark.parametrize("recipe", ["dr_grpo", "grpo", "rloo", "gigpo"])
 def test_it_learns(recipe: str, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE, tmp_path / "tools")
     done = command(
