@@ -53,11 +53,11 @@ class Slices:
     columns: tuple[int, int] | None = None
 
 
-class Traced(TorchDispatchMode):
+class Traced(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes what is copied of the tensors that `over` hands out, instead of copying it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._given: dict[int, tuple[str, Tensor]] = {}
         self._views: dict[str, list[Tensor]] = {}
 
@@ -96,8 +96,8 @@ def _slices(shape: Sequence[int], views: Sequence[Tensor], rank: int, size: int)
         return Slices((), (rank * width, (rank + 1) * width))
     runs = list[tuple[int, int]]()
     for view in sorted(views, key=Tensor.storage_offset):
-        low = view.storage_offset()
-        high = low + 1 + sum((n - 1) * step for n, step in zip(view.shape, view.stride(), strict=True))
+        low = int(view.storage_offset())
+        high = low + 1 + int(sum((n - 1) * step for n, step in zip(view.shape, view.stride(), strict=True)))
         if runs and low <= runs[-1][1]:
             low, high = runs[-1][0], max(high, runs.pop()[1])
         runs.append((low, high))
@@ -123,7 +123,7 @@ def source(directory: Path) -> tuple[Exchange, Manifest] | None:
 
 
 @register_model_loader(FORMAT)
-class SliceLoader(DummyModelLoader):
+class SliceLoader(DummyModelLoader):  # type: ignore[misc]
     """Starts with any weights; `reload_weights` then brings those of a directory's version."""
 
     def load_weights(self, model: nn.Module, model_config: Any) -> None:
@@ -148,9 +148,9 @@ class SliceLoader(DummyModelLoader):
         chunk, size = list[TensorEntry](), 0
         with _together() as whole_so_far:
             for entry in manifest.tensors:
+                size += entry.size_bytes // get_tp_group().world_size  # also of what others hold: chunks are the same
                 if entry.name in kept.rlhf_slices:
                     chunk.append(entry)
-                    size += entry.size_bytes // get_tp_group().world_size
                 if size >= CHUNK_BYTES or entry is manifest.tensors[-1]:
                     tensors = _read(exchange, manifest, chunk, kept)
                     whole_so_far()
@@ -227,7 +227,7 @@ def _rows(count: int, size: int) -> list[tuple[int, int]]:
 
 
 def _empty(entry: TensorEntry) -> Tensor:
-    return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+    return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="cpu")
 
 
 def sampled_blocks(directory: Path) -> Iterator[tuple[str, tuple[int, ...], Tensor, Tensor]] | None:

@@ -10,7 +10,7 @@ const linked = uPlot.sync("steps");
 
 // `series`: [{label, values, color?, low?, high?, fill?, scale?, points?, show?}], `x`: numbers; null: no value.
 // `from`: where the y axis begins and ends ("data", "zero", "rate": 0 to 1); `log`: logarithmic; `prefix` of its labels.
-export function Chart({ title, x, series, height = 168, unit = "step", format = number, axes, link = true, marks, from = "data", log = false, prefix = "" }) {
+export function Chart({ title, x, series, height = 168, unit = "step", format = number, axes, link = true, marks, from = "data", log = false, prefix = "", name }) {
   const box = useRef();
   const plot = useRef();
   const width = useWidth(box);
@@ -58,11 +58,11 @@ export function Chart({ title, x, series, height = 168, unit = "step", format = 
   };
   return html`<figure class="chart">
     <figcaption><span class="name">${title}</span><span class="last">${series.length === 1 ? format(last(series[0])) : ""}</span>
-      <button type="button" class="quiet" aria-pressed=${table} onClick=${() => setTable(!table)}>${table ? "Curve" : "Table"}<span class="away"> of ${plain(title, series)}</span></button>
+      <button type="button" class="quiet" aria-pressed=${table} onClick=${() => setTable(!table)}>${table ? "Curve" : "Table"}<span class="away"> of ${name ?? plain(title, series)}</span></button>
     </figcaption>
     ${table
-      ? html`<${Table} caption=${plain(title, series)} hidden=${true} columns=${[{ title: unit, key: "x" }, ...series.map((s, i) => ({ title: s.label, value: (row) => format(row.y[i]) }))]} rows=${rows(x, series)} />`
-      : html`<div class="plot" ref=${box} tabindex="0" role="img" aria-label=${`${plain(title, series)} over ${unit}. ${described}`} onKeyDown=${step} style=${`height:${height}px`}></div>`}
+      ? html`<${Table} caption=${name ?? plain(title, series)} hidden=${true} columns=${[{ title: unit, key: "x" }, ...series.map((s, i) => ({ title: s.label, value: (row) => format(row.y[i]) }))]} rows=${rows(x, series)} />`
+      : html`<div class="plot" ref=${box} tabindex="0" role="img" aria-label=${`${name ?? plain(title, series)} over ${unit}. ${described}`} onKeyDown=${step} style=${`height:${height}px`}></div>`}
     <p class="away" aria-live="polite">${read}</p>
   </figure>`;
 }

@@ -58,7 +58,7 @@ function Over({ name, runs, axis: [key, , unit], by, log }) {
     const found = together(runs.map((run) => ({ x: run.axes[key], values: run.metrics.metrics[name] ?? [] })).map((c) => kept(c)));
     return { x: found.x, series: runs.map((run, i) => ({ label: run.id, values: smooth(found.columns[i], by), color: `s${(i % 6) + 1}` })) };
   }, [runs, key, name, by]);
-  return html`<${Chart} x=${x} series=${series} unit=${unit} link=${false} log=${log} from=${reach(name)} title=${html`${WORDS[name] ?? (name.startsWith("val-core/") ? validated(name).title : "")} <code>${name}</code>`} />`;
+  return html`<${Chart} name=${name} x=${x} series=${series} unit=${unit} link=${false} log=${log} from=${reach(name)} title=${html`${WORDS[name] ?? (name.startsWith("val-core/") ? validated(name).title : "")} <code>${name}</code>`} />`;
 }
 
 // Points that have both an x and a value.
