@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 GROUP = "/apis/kueue.x-k8s.io"
 REWARD = FunctionSpec("reward", "reward", max_replicas=2, memory_gb=0.5)
 
+
 def cluster_queue(version: str, name: str, pods: int) -> Json:
     quota = {"pods": pods, "cpu": 100, "memory": "100G"}
     flavor = {"name": name, "resources": [{"name": what, "nominalQuota": str(most)} for what, most in quota.items()]}
@@ -63,8 +64,13 @@ def test_replicas_beyond_the_quota_wait_and_what_is_let_go_frees_it(
     async def test() -> None:
         async with knative(here, REWARD) as platform:
             await platform.scale("reward", 2)
-            waits = lambda: [replica.waits for replica in platform.replicas() if replica.waits]  # noqa: E731
-            states = lambda: sorted(replica.state for replica in platform.replicas())  # noqa: E731
+
+            def waits() -> list[str]:
+                return [replica.waits for replica in platform.replicas() if replica.waits]
+
+            def states() -> list[str]:
+                return sorted(replica.state for replica in platform.replicas())
+
             await awaited(lambda: states() == ["idle", "starting"] and len(waits()) == 1)
             assert f"waits for quota of LocalQueue {here.job}" in waits()[0]
             assert len(platform.usage()) == 1, "what is gated costs nothing"
