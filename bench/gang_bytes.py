@@ -28,6 +28,7 @@ from functions.base.samples import Columns, Finish, Ragged, SampleBatch
 from functions.base.wire import Call, Event, Json, Version
 from functions.call.meter import Told
 from functions.call.parallel import Parallel
+from functions.exchange.base import Exchange
 from functions.exchange.directory import DirectoryExchange
 from functions.server.attempt import Attempt
 from functions.train.function import TrainFunction
@@ -48,7 +49,7 @@ def make_model(directory: Path, hidden: int, layers: int) -> None:
     Qwen2ForCausalLM(config).save_pretrained(directory)
 
 
-def inputs(exchange: DirectoryExchange, version: int) -> Json:
+def inputs(exchange: Exchange, version: int) -> Json:
     """Samples as if `version` had made them."""
     rng = np.random.default_rng(0)
     base = SampleBatch.of_prompts(rng.integers(3, 1000, (4, 8)).tolist(), samples_per_prompt=2, version=version)

@@ -88,7 +88,7 @@ def test_each_architecture_is_read_into_its_shards(kind: str, tmp_path: Path) ->
     version = import_model(exchange, "policy", tiny_model(kind, tmp_path / "model"))
     weights = Weights(read_manifest(exchange, version), True, torch.float32, ())
     with gang_of_one(exchange, tmp_path / "scratch") as (context, ranks):
-        forward = sharded_model(weights, nothing, context, tmp_path / "scratch" / "files", CPU, ranks)
+        forward = sharded_model(weights, nothing, context, tmp_path / "scratch" / "files", CPU, ranks, {})
         if kind in OTHERWISE_STORED:
             assert forward is None
             return
@@ -110,7 +110,7 @@ def test_critics_and_adapters(
     version = import_model(exchange, "policy", tiny_model("qwen2", tmp_path / "model"))
     weights = Weights(read_manifest(exchange, version), policy, dtype, ())
     with gang_of_one(exchange, tmp_path / "scratch") as (context, ranks):
-        forward = sharded_model(weights, adapt, context, tmp_path / "scratch" / "files", CPU, ranks)
+        forward = sharded_model(weights, adapt, context, tmp_path / "scratch" / "files", CPU, ranks, {})
         assert forward is not None
         whole = (load_causal_lm if policy else load_critic)(tmp_path / "model", dtype=dtype)
         head = output_head(whole) if policy else None
