@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 GROUP = "/apis/kueue.x-k8s.io"
 REWARD = FunctionSpec("reward", "reward", max_replicas=2, memory_gb=0.5)
 
+
 def cluster_queue(version: str, name: str, pods: int) -> Json:
     quota = {"pods": pods, "cpu": 100, "memory": "100G"}
     flavor = {"name": name, "resources": [{"name": what, "nominalQuota": str(most)} for what, most in quota.items()]}
