@@ -200,7 +200,7 @@ class LoraParams:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainParams:
-    """See docs/train.md for what each does; the defaults are plain GRPO."""
+    """See docs/configuration.md for what each does; the defaults are plain GRPO."""
 
     model: str = "policy"
     """Name of the model that is improved: the new version is weights/<model>/..."""
