@@ -9,6 +9,7 @@
             beside.py, fusion.py       reward, reference and critic
             ranks.py, training.py      train functions
             room.py, prewarm.py        what finds room in a shared pool; what is started ahead
+        episodes.py                    how long environments answer, and who stays meanwhile
         outline.py, scaling.py         whole steps, their time and cost; which one the goal likes best
 
 An example (tests/planner/test_example.py). Two prompts with two samples each; of either prompt one sample has had 30
