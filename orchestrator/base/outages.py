@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from orchestrator.base.clock import now_s
 from orchestrator.base.errors import Away, RunError
 
 LIMIT_S = 1800.0
@@ -60,8 +61,8 @@ class Outages:
 
     def line(self) -> str:
         """`waiting for s3://bucket since 12 s`; empty when nothing is waited for."""
-        now_s = _now_s()
-        lines = [f"waiting for {what} since {now_s - outage.since_s:.0f} s" for what, outage in self._open.items()]
+        at_s = now_s()
+        lines = [f"waiting for {what} since {at_s - outage.since_s:.0f} s" for what, outage in self._open.items()]
         return "; ".join(lines)
 
     async def bridge(self, action: Callable[[], Awaitable[T]]) -> T:
@@ -87,7 +88,7 @@ class Outages:
 
     def enter(self, away: Away) -> Outage:
         if away.what not in self._open:
-            self._open[away.what] = Outage(_now_s())
+            self._open[away.what] = Outage(now_s())
             self.note(f"waiting for {away.what}, for up to {self.limit_s:g} s (limits.outage_s): {away}")
         outage = self._open[away.what]
         outage.waiting += 1
@@ -100,7 +101,7 @@ class Outages:
         if not outage.waiting:
             del self._open[what]
             if outage.back:
-                self.note(f"{what} is back after {_now_s() - outage.since_s:.0f} s")
+                self.note(f"{what} is back after {now_s() - outage.since_s:.0f} s")
 
 
 class Wait:
@@ -114,9 +115,9 @@ class Wait:
 
     async def pause(self, away: Away) -> None:
         """Returns when it is worth another try. Raises RunError when that has gone on for too long."""
-        outages, now_s = self._outages, _now_s()
-        since_s = self._since_s = now_s if self._since_s is None else self._since_s
-        left_s = since_s + outages.limit_s - now_s
+        outages, at_s = self._outages, now_s()
+        since_s = self._since_s = at_s if self._since_s is None else self._since_s
+        left_s = since_s + outages.limit_s - at_s
         if left_s <= 0:
             raise RunError(
                 f"{away}; waited {outages.limit_s:g} s (limits.outage_s); what is committed is safe, mend it and run "
@@ -125,7 +126,7 @@ class Wait:
         if self._what != away.what:
             self.leave(back=True)
             self._outage, self._what = outages.enter(away), away.what
-        if not self._outage.long and now_s >= self._outage.since_s + LONG_S:
+        if not self._outage.long and at_s >= self._outage.since_s + LONG_S:
             self._outage.long = True
             await outages.changed()
         pause_s = min(MAX_S, BASE_S * 2.0 ** min(self._pauses, 10)) * (1 - outages.dice.random() / 2)
@@ -156,7 +157,3 @@ class Wait:
 
 async def _nobody() -> None:
     pass
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

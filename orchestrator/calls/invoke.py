@@ -21,13 +21,13 @@ from opentelemetry.trace import Span
 
 from functions.base.wire import Call, Event, Ref, made_in_a_step, on_a_node
 from functions.call.meter import Told
+from orchestrator.base.clock import now_s
 from orchestrator.base.errors import Away, CallFailed, ValueLost
 from orchestrator.base.outages import Outages
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.tracing import Tracing
 from orchestrator.planner.base import CallObservation
 from orchestrator.platforms.base import CallLost, Platform
-from orchestrator.platforms.queue import now_s
 
 CUT_LIFETIME_S = 86400.0
 Ended = Callable[[str, Literal["done", "lost", "failed"], CallObservation | None], None]

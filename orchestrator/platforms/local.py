@@ -23,9 +23,10 @@ from typing import Any
 import httpx
 
 from functions.base.wire import Call, Event
+from orchestrator.base.clock import now_s
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError, Replica, Usage
 from orchestrator.platforms.local_process import Launcher, Process, last_line
-from orchestrator.platforms.queue import Life, ReplicaQueue, deployed, now_s, usage
+from orchestrator.platforms.queue import Life, ReplicaQueue, deployed, usage
 from orchestrator.platforms.scratch import Scratch
 from orchestrator.platforms.stream import stream
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from orchestrator.base.clock import now_s
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError, Replica, ReplicaState, Usage
 
 Place = TypeVar("Place")
@@ -239,7 +240,3 @@ class ReplicaQueue(FunctionQueue[AnyLife]):
     def _let_go(self, replica: AnyLife) -> None:
         replica.enter("draining")
         self.stop(replica)
-
-
-def now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -23,6 +23,7 @@ from typing import Any
 
 from functions.base.wire import Version, made_in_a_step
 from functions.call.train_params import TrainParams
+from orchestrator.base.clock import now_s
 from orchestrator.base.errors import RunError, StateLost, ValueLost
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
@@ -285,10 +286,6 @@ class Loop:
         others = {model: version for model, version in versions.items() if model not in report.trained}
         whole = report.durable and all(before[model] == version for model, version in others.items())
         return number if whole else self.last.durable
-
-
-def now_s() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def _leaves(group: BaseExceptionGroup[ValueLost]) -> list[ValueLost]:

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from functions.base.wire import Call, Event
+from orchestrator.base.clock import now_s
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError, Replica, Usage
-from orchestrator.platforms.queue import Life, ReplicaQueue, deployed, now_s, usage
+from orchestrator.platforms.queue import Life, ReplicaQueue, deployed, usage
 from orchestrator.simulation.functions import Held, Model, hinted
 from orchestrator.simulation.memory import MemoryExchange
 from orchestrator.simulation.perform import perform

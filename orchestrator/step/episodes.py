@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from functions.base.samples import Finish
 from functions.base.wire import Call, Event, Json, Ref
+from orchestrator.base.clock import now_s
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Stage
 from orchestrator.calls.invoke import ask_cut
@@ -27,7 +28,7 @@ from orchestrator.planner.base import StepPlan, Waits
 from orchestrator.planner.episodes import left_s, stays_s, thinned
 from orchestrator.step.dataflow import Finished, Samples
 from orchestrator.step.rollout import Shard
-from orchestrator.step.slots import Slots, now_s
+from orchestrator.step.slots import Slots
 
 Key = tuple[int, int]
 SOON_S = 1e-3

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from orchestrator.base.clock import now_s
 from orchestrator.calls.fleet import Stage
 
 T = TypeVar("T")
@@ -121,7 +122,3 @@ def start_s(stage: Stage) -> float:
     """What a replica takes to start, as seen in this stage."""
     starts = [call.start_s + call.stats.get("load_s", 0.0) for call in stage.observations if call.cold]
     return statistics.median(starts) if starts else START_S
-
-
-def now_s() -> float:
-    return asyncio.get_running_loop().time()

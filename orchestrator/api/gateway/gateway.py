@@ -22,11 +22,11 @@ import numpy as np
 
 from functions.base.samples import Finish, Ragged, SampleBatch
 from functions.base.wire import BATCHES, Call, Event, Ref, Version
+from orchestrator.base.clock import now_s
 from orchestrator.base.errors import OrchestratorError
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.invoke import Invoker, ask_cut
 from orchestrator.platforms.base import Platform
-from orchestrator.platforms.queue import now_s
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from functions.base.wire import Call, Event
+from orchestrator.base.clock import now_s
 from orchestrator.base.errors import Away
 from orchestrator.platforms.base import CallLost, FunctionSpec, PlatformError, Replica, Usage
 from orchestrator.platforms.knative import manifests
@@ -29,7 +30,7 @@ from orchestrator.platforms.knative.kueue import check_queue
 from orchestrator.platforms.knative.lease import Lease, LeaseLost
 from orchestrator.platforms.knative.scale import GRACE_S, Function, Scaler, Timing
 from orchestrator.platforms.knative.watch import Pods, PodWatch
-from orchestrator.platforms.queue import deployed, now_s
+from orchestrator.platforms.queue import deployed
 
 POLL_S = 0.1
 LOSS_S = 1.5

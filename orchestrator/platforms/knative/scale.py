@@ -17,11 +17,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from orchestrator.base.clock import now_s
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.knative import manifests
 from orchestrator.platforms.knative.api import ApiError, Json, KubeApi, apps, autoscaling, core, serving
 from orchestrator.platforms.knative.watch import Pod, Pods
-from orchestrator.platforms.queue import FunctionQueue, now_s
+from orchestrator.platforms.queue import FunctionQueue
 
 GRACE_S = 1
 DEAR = "1000"

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from orchestrator.base.background import in_one_line
+from orchestrator.base.clock import now_s
 from orchestrator.platforms import queue
 from orchestrator.platforms.base import PlatformError, Replica, Usage
 from orchestrator.platforms.knative import manifests
 from orchestrator.platforms.knative.api import ApiError, Json, KubeApi, core
 from orchestrator.platforms.knative.reasons import Reason, why_not
-from orchestrator.platforms.queue import Life, now_s
+from orchestrator.platforms.queue import Life
 
 WATCH_S = 30.0
 """A watch is begun anew, with a list, so often."""
