@@ -74,9 +74,10 @@ class Settings:
     def from_command_line(cls, arguments: Sequence[str]) -> tuple[Settings, Address]:
         """Exits with one line on standard error and status 2 when an argument is missing or wrong."""
         parser = argparse.ArgumentParser(prog="python -m functions.server", description="One replica of a function.")
-        for name, (kind, default) in _TOLD.items():
-            said = os.environ.get(f"RLHF_{name.upper()}", default)
-            parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=said, required=said is None)
+        otherwise = {"options": "{}", "name": socket.gethostname()}
+        for name, read in _READ.items():
+            said = os.environ.get(f"RLHF_{name.upper()}", otherwise.get(name, getattr(cls, name, None)))
+            parser.add_argument(f"--{name.replace('_', '-')}", type=read, default=said, required=said is None)
         parser.add_argument("--port", type=int, default=os.environ.get("PORT", "8080"))
         parser.add_argument("--uds")
         parser.add_argument("--fd", type=int)
@@ -98,13 +99,11 @@ def _options(text: str) -> Mapping[str, Any]:
     return options
 
 
-_TOLD: Mapping[str, tuple[Callable[[str], Any], str | None]] = {
-    "kind": (str, None), "exchange": (str, None), "job": (str, None), "options": (_options, "{}"),
-    "function": (str, ""), "name": (str, socket.gethostname()), "threads": (int, "1"), "heartbeat_s": (float, "2"),
-    "grace_s": (float, "30"), "leased": (lambda word: word == "True", "False"), "stuck_s": (float, "60"),
-    "scratch": (str, ""),
+_READ: Mapping[str, Callable[[str], Any]] = {
+    "kind": str, "exchange": str, "job": str, "options": _options, "function": str, "name": str, "threads": int,
+    "heartbeat_s": float, "grace_s": float, "leased": lambda word: word == "True", "stuck_s": float, "scratch": str,
 }  # fmt: skip
-"""Each of Settings by its option or environment variable: how it is read, and its default (None: it has none)."""
+"""How each of Settings is read from its option or environment variable."""
 
 
 @dataclass(frozen=True)
