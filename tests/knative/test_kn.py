@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.base.outages import Outages
 from orchestrator.platforms.base import PlatformError
 from orchestrator.platforms.knative.platform import KnativePlatform
 from tests.knative.conftest import Start
-from tests.knative.test_platform import COUNT, FAST, answer, context, count, knative, run
-from tests.support.waiting import eventually
+from tests.knative.test_platform import FAST, answer, context, count, knative, run, waits_and_answers
 
 KN = """#!{python}
 import argparse, json, os, sys, urllib.request
@@ -85,12 +83,7 @@ def test_a_webhook_that_is_away_is_waited_for(with_kn: Start, monkeypatch: pytes
     async def test() -> None:
         platform = KnativePlatform(context(plane), timing=FAST)
         try:
-            deploying = asyncio.create_task(Outages(note=notes.append).bridge(lambda: platform.deploy([COUNT])))
-            await eventually(lambda: bool(notes))
-            monkeypatch.delenv("KN_REFUSES")
-            await deploying
-            await platform.scale("count", 1)
-            assert (await answer(platform, count("a")))[-1].kind == "done"
+            await waits_and_answers(platform, notes, lambda: monkeypatch.delenv("KN_REFUSES"))
         finally:
             await platform.close()
 

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import os
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +63,16 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 def count(call: str, n: int = 2, **params: Any) -> Call:
     return Call(call, "count", params={"n": n} | params)
+
+
+async def waits_and_answers(platform: KnativePlatform, notes: list[str], mend: Callable[[], object]) -> None:
+    """To deploy is waited for until `mend` is called, told of in `notes`; then a replica answers."""
+    deploying = asyncio.create_task(Outages(note=notes.append).bridge(lambda: platform.deploy([COUNT])))
+    await eventually(lambda: len(notes) == 1)
+    mend()
+    await deploying
+    await platform.scale("count", 1)
+    assert (await answer(platform, count("a")))[-1].kind == "done"
 
 
 async def answer(platform: KnativePlatform, call: Call) -> list[Event]:
@@ -487,12 +497,7 @@ def test_a_service_that_nobody_makes_ready_is_waited_for(control_plane: Start) -
         platform = KnativePlatform(context(plane), timing=replace(FAST, ready_s=0.5))
         try:
             plane.ask(lambda cluster: setattr(cluster, "controllers_away", True))
-            deploying = asyncio.create_task(Outages(note=notes.append).bridge(lambda: platform.deploy([COUNT])))
-            await eventually(lambda: len(notes) == 1)
-            plane.ask(lambda cluster: setattr(cluster, "controllers_away", False))
-            await deploying
-            await platform.scale("count", 1)
-            assert (await answer(platform, count("a")))[-1].kind == "done"
+            await waits_and_answers(platform, notes, lambda: plane.ask(lambda c: setattr(c, "controllers_away", False)))
         finally:
             await platform.close()
 
