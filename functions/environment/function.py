@@ -13,6 +13,8 @@ events   samples   ref SampleBatch of samples that go on (UNFINISHED: the answer
                     below 2^24; gigpo)
          "failed"   [{"group", "index", "message"}] of those whose environment failed
          "texts"    with `score`: ref of JSON lines, as the reward function's, with the "conversation"
+         cut       ref SampleBatch of samples that are not answered yet, where the call is cut: the replica goes on
+         asking, a call that brings them again gets the answers; data as of those that go on
 done     data {"samples", "tokens", "seconds": of the environments, "tool_calls", "errors": {kind: count}}
 
 An environment that fails (raises in `reset`, `step` or a reward, takes longer than timeout_s, says what is no text or
@@ -32,6 +34,7 @@ from typing import Any, Literal
 import numpy as np
 import xxhash
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from functions.base.samples import Columns, Finish, Ragged, SampleBatch
 from functions.base.wire import Call, Event, Json, Version
@@ -43,6 +46,7 @@ from functions.environment.episode import Episodes, Outcome, Turn, play, read, w
 from functions.environment.kinds import Kind, open_kind, role
 from functions.environment.template import Template
 from functions.environment.watched import Watched
+from functions.exchange.base import Exchange
 from functions.weights.manifest import read_manifest
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "config.json",
@@ -91,6 +95,7 @@ class _Item:
     given: Callable[[Answer], list[int]]
     """The tokens that an answer is."""
     tokenizer: Tokenizer
+    exchange: Exchange
 
     @property
     def opens(self) -> bool:
@@ -105,6 +110,7 @@ class EnvironmentFunction:
         self._kinds: dict[str, Kind] = {}
         self._templates: dict[Version, Template] = {}
         self._held = Episodes()
+        self._watched = Watched(self._work, lambda item: item.turn.keys[-1])
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "act":
@@ -140,28 +146,36 @@ class EnvironmentFunction:
         context: Context,
         counts: _Counts,
     ) -> Iterator[Event]:
-        def work(item: _Item, timed: Callable[[], None]) -> Outcome:
-            if item.opens and not item.kind.asks:
-                return Outcome(Answer(), Finish.UNFINISHED)
-            return play(item.turn, item.kind, context.exchange, self._held, timed)
+        def enough() -> bool:
+            context.check()
+            return context.cut_requested()
 
-        watched = Watched(work, items, threads=params.concurrency, limit_s=params.timeout_s)
-        on, over = list[tuple[_Item, Outcome]](), list[tuple[_Item, Outcome]]()
-        for item, found in watched.results(context.check):
-            if found is None:
-                late = f"{item.turn.name}: {item.kind.name} took longer than {params.timeout_s:g} s"
-                found = write(context.exchange, item.turn.keys[-1], Outcome.failure(late))
-            if found.answer.failed is not None and params.on_error == "fail":
-                raise FatalError(found.answer.failed)
-            counts.add(found.answer)
-            (on if found.finish == Finish.UNFINISHED else over).append((item, found))
-            if not watched.more():
-                for part in (on, over):
-                    if part:
-                        yield self._event(part, batch, params, call, context, counts)
-                on, over = [], []
-        if watched.hung:
-            raise ReplicaBroken(f"{watched.hung} episodes hang in their environment; a new replica goes on")
+        left = {item.row for item in items}
+        limits = {"threads": params.concurrency, "limit_s": params.timeout_s}
+        for found in self._watched.results(items, enough, **limits):
+            on, over = list[tuple[_Item, Outcome]](), list[tuple[_Item, Outcome]]()
+            for item, outcome in found:
+                if outcome is None:
+                    late = f"{item.turn.name}: {item.kind.name} took longer than {params.timeout_s:g} s"
+                    outcome = write(context.exchange, item.turn.keys[-1], Outcome.failure(late))
+                if outcome.answer.failed is not None and params.on_error == "fail":
+                    raise FatalError(outcome.answer.failed)
+                counts.add(outcome.answer)
+                (on if outcome.finish == Finish.UNFINISHED else over).append((item, outcome))
+                left.discard(item.row)
+            for part in (on, over):
+                if part:
+                    yield self._event(part, batch, params, call, context, counts)
+        if self._watched.hung:
+            raise ReplicaBroken(f"{self._watched.hung} episodes hang in their environment; a new replica goes on")
+        if left:
+            samples = batch.select(sorted(left))
+            yield Event("cut", context.exchange.put(f"{call.prefix}unanswered", samples.encode()), _said(samples))
+
+    def _work(self, item: _Item, timed: Callable[[], None]) -> Outcome:
+        if item.opens and not item.kind.asks:
+            return Outcome(Answer(), Finish.UNFINISHED)
+        return play(item.turn, item.kind, item.exchange, self._held, timed)
 
     # --- what is asked -----------------------------------------------------------------------------------------------
 
@@ -204,6 +218,7 @@ class EnvironmentFunction:
             kind,
             given,
             template.chat.tokenizer,
+            context.exchange,
         )
 
     def _kind(self, row: Mapping[str, Any], params: ActParams, name: str) -> Kind:
@@ -241,13 +256,7 @@ class EnvironmentFunction:
         name = f"{call.prefix}answered.{counts.events:04d}"
         samples = _answered(batch, part)
         ref = context.exchange.put(name, samples.encode())
-        data: Json = {
-            "group": samples.group.tolist(),
-            "index": samples.index.tolist(),
-            "prompt_length": samples.prompts.lengths[samples.prompt].tolist(),
-            "length": samples.responses.lengths.tolist(),
-            "finish": samples.finish.tolist(),
-        }
+        data = _said(samples)
         if part[0][1].finish == Finish.UNFINISHED:
             return Event("samples", ref, data)
         said = [self._answers(item, outcome, context) for item, outcome in part]
@@ -264,7 +273,8 @@ class EnvironmentFunction:
             columns = _columns(samples.select(good), [said[i] for i in good], [part[i][1] for i in good])
             data["columns"] = context.exchange.put(f"{name}.columns", columns.encode()).to_json()
             scores = dict(zip(good, columns.sample["score"].tolist(), strict=True))
-            lines = [_line(samples, i, *part[i], said[i], scores.get(i)) for i in range(len(part))]
+            turns = samples.turns
+            lines = [_line(samples, i, *part[i], said[i], scores.get(i), _spans(turns, i)) for i in range(len(part))]
             data["texts"] = context.exchange.put(f"{name}.jsonl", b"".join(lines)).to_json()
         return Event("samples", ref, data)
 
@@ -292,6 +302,16 @@ class _Counts:
     def data(self) -> Json:
         errors = {kind: count for kind, count in sorted(self._errors.items()) if count}
         return {"seconds": round(self._seconds, 6), "tool_calls": self._calls, "errors": errors}
+
+
+def _said(samples: SampleBatch) -> Json:
+    return {
+        "group": samples.group.tolist(),
+        "index": samples.index.tolist(),
+        "prompt_length": samples.prompts.lengths[samples.prompt].tolist(),
+        "length": samples.responses.lengths.tolist(),
+        "finish": samples.finish.tolist(),
+    }
 
 
 def _tokens(batch: SampleBatch) -> int:
@@ -359,12 +379,21 @@ def _columns(samples: SampleBatch, said: Sequence[Sequence[Answer]], outcomes: S
     )
 
 
+def _pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    """What each token adds to the text; a letter of several tokens is its last one's."""
+    stream = DecodeStream(skip_special_tokens=False)
+    return [stream.step(tokenizer, token) or "" for token in tokens]
+
+
 def _line(
-    samples: SampleBatch, i: int, item: _Item, outcome: Outcome, said: Sequence[Answer], score: float | None
-) -> bytes:
+    samples: SampleBatch, i: int, item: _Item, outcome: Outcome, said: Sequence[Answer], score: float | None,
+    spans: Sequence[tuple[int, int]],
+) -> bytes:  # fmt: skip
     conversation: list[Json] = []
-    for turn, answer in zip([turn for turn in item.turn.said if turn is not None], said, strict=True):
+    turns = [turn for turn in item.turn.said if turn is not None]
+    for turn, answer, (begin, _) in zip(turns, said, spans, strict=True):
         own = {"role": "assistant", "content": turn.text, "tokens": len(turn.tokens), "reward": answer.reward}
+        own |= {"begin": begin, "pieces": _pieces(item.tokenizer, turn.tokens)}
         own |= {"errors": dict(answer.errors)} if answer.errors else {}
         told = [
             {"role": name, "content": text}

@@ -36,6 +36,8 @@ class TrainBatch:
     mismatch: Tensor = field(init=False)
     """[S], filled as the packs pass (mismatch.py); nan: not yet, or the sample does not train."""
 
+    difference: Tensor = field(init=False)
+    """[N], as `mismatch`, with its sign; nan of what does not train."""
     advantage: Tensor = field(init=False)
     """[S], as `mismatch`: the mean advantage of a sample's tokens."""
     kept_mass: Tensor = field(init=False)
@@ -48,6 +50,7 @@ class TrainBatch:
     def __post_init__(self) -> None:
         for name in ("mismatch", "advantage"):
             object.__setattr__(self, name, torch.full((self.count,), torch.nan))
+        object.__setattr__(self, "difference", torch.full_like(self.mask, torch.nan))
         for name in ("kept_mass", "entropy", "squared_mass"):
             object.__setattr__(self, name, torch.zeros_like(self.mask))
 
