@@ -69,8 +69,9 @@ class Watched(Generic[T, R]):
         key = self._key(item)
 
         def timed() -> None:
-            if key in self._since_s:
-                self._since_s[key] = time.monotonic()
+            with self._changed:
+                if key in self._since_s:
+                    self._since_s[key] = time.monotonic()
 
         try:
             result: R | BaseException = self._work(item, timed)

@@ -17,7 +17,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from functions.base.samples import Columns, Finish, Ragged, SampleBatch
 from functions.base.wire import Call, Event, Ref, Version
 from functions.call.function import Context, FatalError, ReplicaBroken
-from functions.environment.function import EnvironmentFunction, _pieces
+from functions.environment.function import EnvironmentFunction
+from functions.environment.told import pieces_of
 from functions.exchange.directory import DirectoryExchange
 from functions.weights.base import import_model
 from tests.support.environment_job import TEMPLATE
@@ -195,7 +196,7 @@ def test_what_each_token_adds_to_the_text() -> None:
     """No decoding of a token by itself: a letter may have several, and a word's space is the one's before it."""
     tokenizer = Tokenizer(models.BPE({"\u00c3": 0, "\u00a9": 1, "\u0120a": 2, "b": 3}, []))
     tokenizer.decoder = decoders.ByteLevel()
-    assert _pieces(tokenizer, [3, 0, 1, 2, 3]) == ["b", "", "\u00e9", " a", "b"]
+    assert pieces_of(tokenizer, [3, 0, 1, 2, 3]) == ["b", "", "\u00e9", " a", "b"]
 
 
 @pytest.mark.parametrize(
