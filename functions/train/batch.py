@@ -19,8 +19,6 @@ from functions.call.function import FatalError
 from functions.call.train_params import TrainParams
 from functions.train.named import named
 
-NOTHING_LEFT = "every sample is dropped, nothing is left to train on"
-
 
 @dataclass(frozen=True)
 class TrainBatch:

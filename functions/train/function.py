@@ -25,7 +25,7 @@ from functions.exchange.base import NotFound
 from functions.models.packing import Pack
 from functions.models.parked import HostMemory
 from functions.models.pretrained import pick_device
-from functions.train.batch import NOTHING_LEFT, Targets, TrainBatch, after_entropy, build, targets
+from functions.train.batch import Targets, TrainBatch, after_entropy, build, targets
 from functions.train.feed import Feed
 from functions.train.fused import run_fused
 from functions.train.gang import ALONE, GangParams, Ranks, meet
@@ -345,6 +345,4 @@ def _after(parent: Version, params: TrainParams, identity: str) -> Version:
 
 def _batch(call: Call, params: TrainParams, context: Context) -> TrainBatch:
     samples = without(read_samples(call, context.exchange), set(params.dropped))
-    if not len(samples):
-        raise FatalError(NOTHING_LEFT)
     return build(samples, read_columns(call, samples, context.exchange), params)

@@ -53,11 +53,13 @@ def rank_tokens(state: TrainState, batch: TrainBatch, worked: int) -> dict[str, 
 def skipped(
     state: TrainState, batch: TrainBatch, params: TrainParams
 ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """(metrics, stats, carry) of a step that has nothing to train: every response is empty, masked, filtered out or
-    rejected. The next version has the same weights, and the job goes on: a resume would come to the same step."""
+    """(metrics, stats, carry) of a step that has nothing to train: every response is dropped, empty, masked, filtered
+    out or rejected. The next version has the same weights, and the job goes on: resume would come to the same step."""
     prefix = "actor" if params.objective == "policy" else "critic"
-    metrics, scores = length_metrics(batch.samples), batch.sample.get(params.score.column)
-    if scores is not None:
+    metrics, scores = dict[str, float](), batch.sample.get(params.score.column)
+    if len(batch.samples):
+        metrics = length_metrics(batch.samples)
+    if scores is not None and len(scores):
         metrics["critic/score/mean"] = float(scores.double().mean())
     metrics, stats = told(state, batch, metrics | {f"{prefix}/skipped_updates": 1.0, f"{prefix}/grad_norm": 0.0})
     stats |= {"optimizer_steps": 0, "packs": 0, "computed_tokens": 0, "shared_prefix": 0}
