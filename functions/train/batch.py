@@ -19,8 +19,6 @@ from functions.call.function import FatalError
 from functions.call.train_params import TrainParams
 from functions.train.named import named
 
-NOTHING_LEFT = "every sample is dropped, nothing is left to train on"
-
 
 @dataclass(frozen=True)
 class TrainBatch:
@@ -94,14 +92,6 @@ class Targets:
 
 
 def build(samples: SampleBatch, columns: Columns, params: TrainParams) -> TrainBatch:
-    """Filters and masks. FatalError when no sample has a trained token."""
-    batch = masked(samples, columns, params)
-    if not bool((batch.mask == 1).any()):
-        raise FatalError("the batch trains nothing: every response is empty, masked or filtered out")
-    return batch
-
-
-def masked(samples: SampleBatch, columns: Columns, params: TrainParams) -> TrainBatch:
     """Filters and masks: what the groups at hand decide, also where nothing of them trains."""
     sample = {name: torch.from_numpy(values) for name, values in columns.sample.items()}
     token = {name: torch.from_numpy(values) for name, values in columns.token.items()}

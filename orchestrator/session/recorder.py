@@ -45,8 +45,8 @@ from orchestrator.telemetry.validation import validation_names
 VIEW_EVERY_S = 0.25
 BOOKS_EVERY_S = 10.0
 """A killed execution loses at most so much of its spending from the books."""
-FOLLOWED = ("response_length/mean", "dpo/accuracy", "rm/accuracy", "actor/ppo_kl", "actor/grad_norm",
-            "perf/throughput", "rollout/tokens_per_s", "timing_s/step")  # fmt: skip
+FOLLOWED = ("response_length/mean", "dpo/accuracy", "rm/accuracy", "actor/ppo_kl", "actor/skipped_updates",
+            "actor/grad_norm", "perf/throughput", "rollout/tokens_per_s", "timing_s/step")  # fmt: skip
 """What a `step` event tells of the step's metrics, after its headline; metrics.jsonl has them all."""
 FIRST_FAILURES = 8
 NOTE_S = 60.0
