@@ -24,7 +24,7 @@ from orchestrator.step.rollout import Rollout, Shard, deal, regroup
 KEEP_FROM = 512
 """Tokens from which on a sample's keys and values move with it, until the planner knows what both ways cost."""
 HANDED_ON_S = 0.2
-"""For which a turn that has ended waits for others, and its tool with it."""
+"""After which turns that have ended are handed on with the next, however few: their tools wait."""
 ORDERED_BATCH = 64
 """Samples per batch in the deterministic mode: a constant, so that what a function sees depends on the job alone."""
 
