@@ -102,12 +102,17 @@ def shard(forward: Forward, mesh: DeviceMesh) -> None:
 
 def placed(tensor: Tensor, like: Tensor) -> Tensor:
     """`tensor` where and as `like` is: of a sharded one `tensor` is the rank's own rows (parts.py)."""
-    local = tensor.to(like.device)
+    own = tensor.to(like.device)
     if not isinstance(like, DTensor):
-        return local
+        return own
     return DTensor.from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank has of `tensor`."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def whole(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:

@@ -53,12 +53,12 @@ def fetch_own(
             yield name, _columns(swapped.pop(name), likes[name][0].shape, ranks)
 
 
-def own_blocks(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Blob]:
+def own_blocks(tensors: Iterable[tuple[str, Tensor]], ranks: Ranks) -> dict[str, Blob]:
     """The blocks that this rank writes of each tensor; of one that is not sharded, rank 0 all. All ranks that hold a
     part of one call it with the same names in the same order, and wait for each other.
     """
     found: dict[str, Blob] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in tensors:
         if not isinstance(tensor, DTensor):
             if ranks.writes:
                 found[name] = whole_blob(name, tensor)

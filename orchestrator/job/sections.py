@@ -141,8 +141,13 @@ class ValidationConfig(Section):
 
 
 class OptimConfig(Section):
-    """AdamW; the names are torch.optim.AdamW's, and verl's where torch has none."""
+    """The names are torch.optim.AdamW's, and verl's where torch has none."""
 
+    optimizer: Literal["adamw", "muon"] = OptimizerParams.optimizer
+    """muon: for the matrices of the layers, with AdamW's lr and weight_decay; betas and eps are for the rest, which
+    stays AdamW's."""
+    optimizer_offload: bool = OptimizerParams.optimizer_offload
+    """The optimizer's state stays in the host's memory, on the GPU is one parameter's at a time."""
     lr: float = Field(OptimizerParams.lr, gt=0)
     betas: tuple[float, float] = Field(OptimizerParams.betas, strict=False)
     eps: float = Field(OptimizerParams.eps, gt=0)

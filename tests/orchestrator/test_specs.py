@@ -12,6 +12,7 @@ from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import load_job
 from orchestrator.job.functions import check_room, function_limits
 from orchestrator.job.mesh import rank_bytes
+from orchestrator.job.sections import OptimConfig
 from orchestrator.session.job_planner import job_priors
 from orchestrator.session.session import prepare
 from tests.support.tiny_job import make_job
@@ -141,6 +142,9 @@ def test_the_memory_of_a_mesh() -> None:
     assert rank_bytes(parameters, config, 8, Parallel()) == pytest.approx(2 * parameters + 8 * (layer + ends))
     assert rank_bytes(parameters, config, 8, Parallel(tp=4)) == pytest.approx(2 * parameters + 8 * (layer / 4 + ends))
     assert rank_bytes(parameters, config, 4, Parallel(tp=4)) == pytest.approx(4 * parameters + 8 * ends)
+    muon, offloaded = OptimConfig(optimizer="muon"), OptimConfig(optimizer="muon", optimizer_offload=True)
+    assert rank_bytes(parameters, config, 1, Parallel(), muon) == pytest.approx(12 * parameters + 4 * ends)
+    assert rank_bytes(parameters, config, 1, Parallel(), offloaded) == 8 * parameters
 
 
 def test_a_mesh_wants_a_known_architecture_and_tp_no_adapters() -> None:

@@ -25,6 +25,7 @@ GRPO: Json = {
     "optimizer": OPTIMIZER, "temperature": 0.8, "entropy_coef": 0.01, "micro_batch_tokens": 30,
     "kl": {"where": "loss", "kind": "k3", "coef": 0.3}, "max_rollout_logprob_diff": "off",
 }  # fmt: skip
+MUON = OPTIMIZER | {"optimizer": "muon", "optimizer_offload": True, "lr": 3e-4}  # its products are in bfloat16
 VALUE: Json = {
     "optimizer": OPTIMIZER | {"max_grad_norm": None}, "objective": "value", "advantage": "gae",
     "mini_batches": 2, "epochs": 2, "value_clip": None,
@@ -94,6 +95,7 @@ def test_an_update_is_that_of_one_rank(tmp_path: Path) -> None:
     sampled = {"top_p": 0.9, "top_k": 20, "repetition_penalty": 1.2, "epochs": 2, "top_entropy_quantile": 0.8}
     cases = [
         Case("qwen3_moe", "dp2xtp2", GRPO),
+        Case("qwen3_moe", "dp2xtp2", GRPO | {"optimizer": MUON}),
         Case("qwen2", "dp2xtp2", VALUE),
         Case("gemma3_text", "tp2", GRPO | {"entropy_coef": 0.0, **sampled}),
     ]
@@ -111,6 +113,8 @@ def test_every_architecture_under_every_mesh(tmp_path: Path) -> None:
     cases += [Case(kind, "dp2xtp2", GRPO, tied) for kind in ("llama", "qwen2", "qwen3", "qwen3_moe")]
     cases += [Case(kind, mesh, VALUE) for kind in ("gemma3_text", "llama", "qwen3") for mesh in ("tp2", "dp2xtp2")]
     cases += [Case("qwen3", mesh, GRPO | {"gradient_checkpointing": True}) for mesh in ("tp2", "dp2xtp2")]
+    cases += [Case("llama", mesh, GRPO | {"optimizer": MUON}) for mesh in ("tp2", "dp2xtp2", "dp4")]
+    cases += [Case("llama", "dp4", GRPO | {"optimizer": MUON, "lora": {"rank": 4, "alpha": 8.0}})]
     cases += [Case("qwen3", "tp2", GRPO | {"dropped": ONE_LEFT})]  # ranks without a token of the head of their own
     cases += [Case(kind, "dp2xtp2", GRPO | {"dtype": "bfloat16"}, {}, 3e-2) for kind in ("llama", "qwen3_moe")]
     check(tmp_path, cases)
