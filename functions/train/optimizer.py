@@ -58,8 +58,9 @@ class Optimizer:
                 self.rows[key] = state[key].to(where) if steps else torch.zeros_like(own, device=where)
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """The moments, each where and as its parameter is; `steps` is the caller's to keep."""
-        return ((key, placed(rows, self.named[key.partition("/")[2]])) for key, rows in self.rows.items())
+        """The moments, each where and as its parameter is; none before the first step. The caller keeps `steps`."""
+        found = self.rows.items() if self.steps else ()
+        return ((key, placed(rows, self.named[key.partition("/")[2]])) for key, rows in found)
 
     def zero_grad(self) -> None:
         for parameter in self.named.values():
@@ -143,8 +144,9 @@ def _by_torch(update: Tensor) -> Tensor:
     """torch.optim.Muon's step of a matrix of zeros, without momentum."""
     made = nn.Parameter(torch.zeros_like(update))
     made.grad = update
-    plain = {"lr": 1.0, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False}
-    torch.optim.Muon([made], **plain, adjust_lr_fn="match_rms_adamw").step()
+    torch.optim.Muon(
+        [made], lr=1.0, weight_decay=0.0, momentum=0.0, nesterov=False, adjust_lr_fn="match_rms_adamw"
+    ).step()
     return made.detach()
 
 

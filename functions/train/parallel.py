@@ -1,5 +1,5 @@
-"""The forward pass as one module that a mesh shards (FSDP2 over dp, tensor_parallel.py), and each rank's share of the
-packs.
+"""The forward pass as one module that a mesh shards (FSDP2 over dp, and within a layer
+functions/models/tensor_parallel.py), and each rank's share of the packs.
 
     rank r   all-gather a layer -> forward -> ... -> backward -> reduce-scatter (sum)         for each of its packs
 A pack's loss is divided by the totals of the whole batch (step.py), so gradients are added over ranks, not averaged:
@@ -24,8 +24,8 @@ from functions.algorithms.truncation import WHOLE, Truncation
 from functions.models.forward import Head, all_states, pack_logprobs, pack_values
 from functions.models.packing import Pack
 from functions.models.pretrained import backbone, lm_head
+from functions.models.tensor_parallel import TokenShare, split_layers
 from functions.train.pipeline import Passes, Stage, execute, forwards, one_f_one_b
-from functions.train.tensor_parallel import TokenShare, split_layers
 
 PACKS_PER_RANK = 2
 """Packs are made small enough that each rank gets about so many: their loads can then be balanced; of a pipeline each

@@ -25,18 +25,25 @@ def check_meshes(job: JobConfig, specs: Sequence[FunctionSpec]) -> None:
         mesh, where = job.function(name).parallel.mesh, f"functions.{name}.parallel"
         if mesh.size > 1 and role.kind == "generate":
             raise ConfigError(f"{where}: a replica that generates is split by its `gpus` (vLLM's tensor parallel size)")
-        if mesh.size > 1 and role.kind != "train":
-            raise ConfigError(f"{where}: is for functions that train; {role.name} has whole models")
-        if role.kind != "train":
+        scores = role.kind == "reference" or (role.name == "reward" and job.reward.model is not None)
+        if mesh.size > 1 and not scores and role.kind != "train":
+            raise ConfigError(f"{where}: is for functions that train, or score by a model")
+        if scores and mesh.size != mesh.tp:
+            raise ConfigError(f"{where}: a replica that scores is divided by tp alone")
+        if scores and mesh.tp > 1 and job.function(name).gpus not in (0, mesh.tp):
+            raise ConfigError(f"functions.{name}.gpus: got {job.function(name).gpus}, tp wants {mesh.tp}, one a rank")
+        if not scores and role.kind != "train":
             continue
         directory, lora = model_directory(job, role.model)[1], role.objective == "policy" and job.model.lora_rank > 0
         config = json.loads((directory / "config.json").read_bytes())
         config = config.get("text_config", config)
         try:
-            mesh.dp(job.function(name).replicas)
+            mesh.dp(mesh.tp if scores else job.function(name).replicas)
             mesh.check(config, lora=lora)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
+        if scores:
+            continue
         optim = job.critic if role.objective == "value" else job.train
         room = None if lora else _room(job, name)
         try:

@@ -179,7 +179,8 @@ class ReferenceConfig(Section):
 
 
 class ParallelConfig(Section):
-    """How the ranks of a gang share a model (docs/train.md); what is left of `replicas` is dp."""
+    """How the ranks of a gang share a model (docs/train.md), what is left of `replicas` is dp; with tp alone, how the
+    ranks of one replica that scores do."""
 
     tp: int = Field(Parallel.tp, ge=1)
     """Ranks that share each layer: heads, columns of the MLP, experts."""

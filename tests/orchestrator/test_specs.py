@@ -119,7 +119,7 @@ def test_gpus_that_do_not_divide_the_heads_are_refused_before_vllm_does(file: Pa
         (["train.replicas=4", "train.parallel.pp=4"], "train.parallel: pp: got 4, the model has 2 layers"),
         (["train.replicas=2", "train.parallel.cp=2"], "train.parallel: .*cp: got 2, wants 1: a prompt's one copy"),
         (["generate.parallel.tp=2"], "generate.parallel: a replica that generates is split by its `gpus`"),
-        (["reward.replicas=2", "reward.parallel.tp=2"], "functions.reward.parallel: is for functions that train"),
+        (["reward.replicas=2", "reward.parallel.tp=2"], "functions.reward.parallel: is for functions that train, or"),
         (["train.memory_gb=1e-4"], r"functions.train: each of 1 ranks needs 0.0 GiB for .*\(wants replicas = "),
         (["train.memory_gb=1e-6"], r"functions.train: .*\(wants a larger device"),
     ],
@@ -128,6 +128,21 @@ def test_meshes_that_cannot_be_are_refused(file: Path, words: list[str], line: s
     with pytest.raises(ConfigError, match=line) as refused:
         prepare(load_job(file, ["deterministic=false", *(f"functions.{word}" for word in words)]))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["parallel.tp=3"], "parallel: tp: got 3, does not divide the model's num_attention_heads, which is 4"),
+        (["parallel.pp=2"], "parallel: a replica that scores is divided by tp alone"),
+        (["parallel.tp=2", "gpus=1"], "gpus: got 1, tp wants 2, one a rank"),
+    ],
+)
+def test_a_replica_that_scores_is_divided_by_tp(file: Path, words: list[str], line: str) -> None:
+    with pytest.raises(ConfigError, match=f"functions.critic.{line}"):
+        prepare(load_job(file, ["recipe=ppo", *(f"functions.critic.{word}" for word in words)]))
+    specs = {s.name: s for s in prepare(load_job(file, ["recipe=ppo", "functions.critic.parallel.tp=2"])).specs}
+    assert specs["critic"].options["tp"] == 2
 
 
 def test_the_memory_of_a_mesh() -> None:
