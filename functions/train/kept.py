@@ -12,6 +12,7 @@ from typing import Self
 from torch import Tensor
 
 from functions.base.wire import Version
+from functions.call.parallel import AXES
 from functions.train.gang import Ranks
 from functions.train.optimizer import MASTER, Optimizer
 from functions.train.parallel import local
@@ -42,4 +43,4 @@ def kept_for(kept: Sequence[Kept], version: Version, structure: object, ranks: R
 
 
 def _place(structure: object, ranks: Ranks) -> object:
-    return structure, [(ranks.place(axis), ranks.count(axis)) for axis in ("pp", "dp", "tp")]
+    return structure, [(ranks.place(axis), ranks.count(axis)) for axis in AXES]

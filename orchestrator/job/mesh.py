@@ -66,7 +66,7 @@ def rank_bytes(
     count, words = config["num_hidden_layers"], config.get("vocab_size", 0) * config["hidden_size"]
     ends = words if config.get("tie_word_embeddings") else 2 * words
     layer = (parameters - ends) / count / mesh.tp
-    gathered = 0.0 if ranks == 1 else 8 * (layer * (mesh.dp(ranks) > 1) + ends / mesh.pp)
+    gathered = 0.0 if ranks == 1 else 8 * (layer * (mesh.dp(ranks) * mesh.cp > 1) + ends / mesh.pp)
     moments = 0.0 if optim.optimizer_offload else 8 * parameters
     if moments and optim.optimizer == "muon":
         moments -= 4 * (parameters - ends)

@@ -187,7 +187,7 @@ class ParallelConfig(Section):
     pp: int = Field(Parallel.pp, ge=1)
     """Stages that the layers are divided into."""
     cp: int = Field(Parallel.cp, ge=1)
-    """Ranks that share each sequence; only 1 is known."""
+    """Ranks that share each pack's tokens, and in attention its heads; alone, or with dp."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:

@@ -117,7 +117,8 @@ def test_gpus_that_do_not_divide_the_heads_are_refused_before_vllm_does(file: Pa
         (["train.replicas=8", "train.parallel.tp=8"], "train.parallel: tp: got 8, does not divide the model's num_att"),
         (["train.replicas=4", "train.parallel.tp=4"], "tp: got 4, does not divide the model's num_key_value_heads"),
         (["train.replicas=4", "train.parallel.pp=4"], "train.parallel: pp: got 4, the model has 2 layers"),
-        (["train.replicas=2", "train.parallel.cp=2"], "train.parallel: .*cp: got 2, wants 1: a prompt's one copy"),
+        (["train.replicas=4", "train.parallel.cp=4"], "cp: got 4, does not divide the model's num_key_value_heads"),
+        (["train.replicas=4", "train.parallel.cp=2", "train.parallel.tp=2"], "cp: got 2, wants 1 with tp 2 and pp 1"),
         (["generate.parallel.tp=2"], "generate.parallel: a replica that generates is split by its `gpus`"),
         (["reward.replicas=2", "reward.parallel.tp=2"], "functions.reward.parallel: is for functions that train, or"),
         (["train.memory_gb=1e-4"], r"functions.train: each of 1 ranks needs 0.0 GiB for .*\(wants replicas = "),
@@ -163,7 +164,7 @@ def test_the_memory_of_a_mesh() -> None:
 
 
 def test_a_mesh_wants_a_known_architecture_and_tp_no_adapters() -> None:
-    with pytest.raises(ValueError, match=r"type 'gpt2' is not divided by tp or pp, only by dp"):
+    with pytest.raises(ValueError, match=r"type 'gpt2' is not divided by tp, pp or cp, only by dp"):
         Parallel(tp=2).check({"model_type": "gpt2"})
     with pytest.raises(ValueError, match=r"tp: wants model.lora_rank = 0"):
         Parallel(tp=2).check({"model_type": "llama"}, lora=True)
