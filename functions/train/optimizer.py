@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim.adamw import adamw
 
 from functions.call.train_params import OptimizerParams
-from functions.train.parallel import full_scalar, local, placed
+from functions.models.tensor_parallel import local
+from functions.train.parallel import full_scalar, placed
 
 T = TypeVar("T", bound=Tensor)
 MASTER = "master/"
