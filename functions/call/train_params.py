@@ -389,5 +389,5 @@ class TrainParams:
 
 OWN = ("optimizer", "model", "objective", "temperature", "top_p", "top_k", "min_p",
        "repetition_penalty", "banned", "max_response_length", "dropped", "epochs",
-       "mini_batches", "micro_batch_tokens", "dtype", "gradient_checkpointing", "lora")  # fmt: skip
+       "mini_batches", "micro_batch_tokens", "dtype", "gradient_checkpointing", "durable_state", "lora")  # fmt: skip
 """Params that a job says in other sections than [algorithm]."""
