@@ -42,7 +42,8 @@ from functions.models.pretrained import (
 from functions.models.tensor_parallel import local, split_layers
 from functions.weights.files import decode_header, weight_files
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 Kind = Literal["causal", "critic", "reward"]
 LOADS: dict[Kind, tuple[Callable[..., PreTrainedModel], Callable[..., PreTrainedModel]]] = {
     "causal": (load_causal_lm, empty_causal_lm), "critic": (load_critic, empty_critic),
@@ -68,11 +69,11 @@ class Member:
         whole, empty = LOADS[kind]
         if self.mesh is None:
             return whole(directory, dtype=dtype, device=str(self.device)).requires_grad_(False)
-        model = empty(directory, dtype=dtype)
+        model: Any = empty(directory, dtype=dtype)
         stored = {tensor.name: file for file in weight_files(directory) for tensor in decode_header(file)}
         if own_tensors(model).keys() <= stored.keys():
             split_layers(model, self.mesh, last=True)
-            model._apply(lambda t: torch.empty_like(t, device=self.device) if t.is_meta else t.to(self.device))  # type: ignore[no-untyped-call]
+            model._apply(lambda t: torch.empty_like(t, device=self.device) if t.is_meta else t.to(self.device))
             model.tie_weights()
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
@@ -80,7 +81,8 @@ class Member:
         else:  # stored in another form (experts apart), or a critic's score is not: whole on the host first
             model = whole(directory, dtype=dtype, device="cpu")
             split_layers(model, self.mesh, last=True)
-        return model.to(self.device).requires_grad_(False)
+        part: PreTrainedModel = model.to(self.device).requires_grad_(False)
+        return part
 
     def _read(self, file: Path, name: str, parameter: Tensor) -> None:
         """This rank's part of a tensor, and no other byte of it."""

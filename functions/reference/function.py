@@ -83,6 +83,7 @@ def _said(member: Member, key: Key, pack: Pack, temperature: float, top_k: int) 
         return (pack_values(held.model, pack),)
     tokens = None if member.mesh is None else TokenShare.of(pack, member.mesh)
     own = pack if tokens is None else tokens.pack(pack)
+    found: tuple[Tensor, ...]
     if top_k:
         found = pack_topk(held.model, held.head, own, temperature, top_k)
     else:
