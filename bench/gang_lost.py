@@ -88,7 +88,7 @@ def lost(root: Path, scratch: Path, call: Call, size: int, parallel: Parallel, k
     for process, pipe in {*first[:-1], *fresh}:
         pipe.send(None)
         process.join()
-    return max(at_s for _, at_s in told) - killed_s
+    return float(max(at_s for _, at_s in told) - killed_s)
 
 
 def main(given: Sequence[str] | None = None) -> None:

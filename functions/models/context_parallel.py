@@ -6,7 +6,8 @@ DeepSpeed-Ulysses, arXiv:2309.14509 (verl's `ulysses_sequence_parallel_size`). A
 that prompts that samples share stay shared. (torch's own ring attention: docs/decisions/0043-more-of-a-mesh.md.)
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,7 +18,8 @@ from transformers import PreTrainedModel
 from functions.models.pretrained import backbone
 
 
-class Tokens(NamedTuple):
+@dataclass(frozen=True)
+class Tokens:
     """A pack's tokens over the ranks of `mesh`: as many on each, the last ones with padding."""
 
     mesh: DeviceMesh

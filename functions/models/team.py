@@ -17,20 +17,39 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, and documented
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
 from functions.call.function import FatalError, RetryableError
 from functions.models.parked import HostMemory, tensors_in
-from functions.models.tensor_parallel import split_layers
+from functions.models.pretrained import (
+    empty_causal_lm,
+    empty_critic,
+    load_causal_lm,
+    load_critic,
+    load_reward_model,
+    own_tensors,
+)
+from functions.models.tensor_parallel import local, split_layers
+from functions.weights.files import decode_header, weight_files
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
+Kind = Literal["causal", "critic", "reward"]
+LOADS: dict[Kind, tuple[Callable[..., PreTrainedModel], Callable[..., PreTrainedModel]]] = {
+    "causal": (load_causal_lm, empty_causal_lm), "critic": (load_critic, empty_critic),
+    "reward": (load_reward_model, empty_critic),
+}  # fmt: skip
+"""Whole, and without weights."""
 START_S = 300.0
 """Most that the ranks take to meet: each has its libraries to load."""
 
@@ -45,13 +64,35 @@ class Member:
     held: dict[Any, Any] = field(default_factory=dict)
     host: HostMemory = field(default_factory=HostMemory)
 
-    def placed(self, load: Callable[[torch.device], PreTrainedModel]) -> PreTrainedModel:
-        """The model that `load` brings on to a device; of several ranks this one's part of it."""
+    def load(self, kind: Kind, directory: Path, dtype: torch.dtype) -> PreTrainedModel:
+        """The model of `directory`, of several ranks this one's part of it. ValueError where there is none."""
+        whole, empty = LOADS[kind]
         if self.mesh is None:
-            return load(self.device).requires_grad_(False)
-        model = load(torch.device("cpu"))
-        split_layers(model, self.mesh, last=True)
-        return model.to(self.device).requires_grad_(False)
+            return whole(directory, dtype=dtype, device=str(self.device)).requires_grad_(False)
+        model: Any = empty(directory, dtype=dtype)
+        stored = {tensor.name: file for file in weight_files(directory) for tensor in decode_header(file)}
+        if own_tensors(model).keys() <= stored.keys():
+            split_layers(model, self.mesh, last=True)
+            model._apply(lambda t: torch.empty_like(t, device=self.device) if t.is_meta else t.to(self.device))
+            model.tie_weights()
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    self._read(stored[name], name, parameter)
+        else:  # stored in another form (experts apart), or a critic's score is not: whole on the host first
+            model = whole(directory, dtype=dtype, device="cpu")
+            split_layers(model, self.mesh, last=True)
+        part: PreTrainedModel = model.to(self.device).requires_grad_(False)
+        return part
+
+    def _read(self, file: Path, name: str, parameter: Tensor) -> None:
+        """This rank's part of a tensor, and no other byte of it."""
+        assert self.mesh is not None, "of several"
+        own = [slice(None)] * parameter.ndim
+        if isinstance(parameter, DTensor) and isinstance(placement := parameter.placements[0], Shard):
+            each = parameter.shape[placement.dim] // self.mesh.size()
+            own[placement.dim] = slice(each * self.mesh.get_local_rank(), each * (self.mesh.get_local_rank() + 1))
+        with safe_open(file, "pt") as tensors:
+            local(parameter).copy_(tensors.get_slice(name)[tuple(own)])
 
 
 class Team:

@@ -18,7 +18,7 @@ from functions.call.inputs import read_samples, sample_name
 from functions.call.params import parse
 from functions.models.forward import Head, output_head, pack_logprobs, pack_topk, pack_values, shares_prefix
 from functions.models.packing import Pack, make_packs
-from functions.models.pretrained import load_causal_lm, load_critic, micro_batch_default, pick_device, pick_dtype
+from functions.models.pretrained import micro_batch_default, pick_device, pick_dtype
 from functions.models.team import Member, Team, park, unpark
 from functions.models.tensor_parallel import TokenShare
 from functions.weights.local_copy import LocalCopy
@@ -71,8 +71,7 @@ def _keep(member: Member, kept: Sequence[Key]) -> None:
 def _hold(member: Member, key: Key, kept: Sequence[Key], directory: Path, dtype: torch.dtype) -> None:
     """Loads the model of `key` from `directory`, beside those that are `kept`. ValueError where there is none."""
     _keep(member, kept)
-    load = load_causal_lm if key[0] == "logprobs" else load_critic
-    model = member.placed(lambda device: load(directory, dtype=dtype, device=str(device)))
+    model = member.load("causal" if key[0] == "logprobs" else "critic", directory, dtype)
     member.held[key] = _Held(model, output_head(model) if key[0] == "logprobs" else None)
 
 
@@ -84,6 +83,7 @@ def _said(member: Member, key: Key, pack: Pack, temperature: float, top_k: int) 
         return (pack_values(held.model, pack),)
     tokens = None if member.mesh is None else TokenShare.of(pack, member.mesh)
     own = pack if tokens is None else tokens.pack(pack)
+    found: tuple[Tensor, ...]
     if top_k:
         found = pack_topk(held.model, held.head, own, temperature, top_k)
     else:

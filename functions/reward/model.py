@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
-from functions.models.pretrained import backbone, load_reward_model, score_head
+from functions.models.pretrained import backbone, score_head
 from functions.models.team import Member, Team
 from functions.reward.scorer import Failed, Item, Scored, checked
 
@@ -42,7 +42,7 @@ class RewardModel:
 def hold(member: Member, directory: Path, dtype: torch.dtype) -> None:
     """Loads the reward model of `directory`. ValueError where there is none."""
     member.held = {}
-    member.held["model"] = member.placed(lambda device: load_reward_model(directory, dtype=dtype, device=str(device)))
+    member.held["model"] = member.load("reward", directory, dtype)
 
 
 @torch.no_grad()

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from functions.base.wire import Version
 from functions.call.parallel import AXES
+from functions.models.tensor_parallel import local
 from functions.train.gang import Ranks
 from functions.train.optimizer import MASTER, Optimizer
-from functions.train.parallel import local
 
 
 @dataclass(frozen=True)

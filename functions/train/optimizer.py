@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim.adamw import adamw
 
 from functions.call.train_params import OptimizerParams
-from functions.train.parallel import full_scalar, local, placed
+from functions.models.tensor_parallel import local
+from functions.train.parallel import full_scalar, placed
 
 T = TypeVar("T", bound=Tensor)
 MASTER = "master/"
@@ -103,14 +104,14 @@ class Optimizer:
 
     def _adam(self, named: Mapping[str, nn.Parameter], lr: float, decay: float, params: OptimizerParams) -> None:
         own = list(named.values())
-        moments = [[placed(self.rows[f"{moment}/{name}"], p) for name, p in named.items()] for moment in _ADAM]
+        first, second = ([placed(self.rows[f"{moment}/{name}"], p) for name, p in named.items()] for moment in _ADAM)
         made = [torch.tensor(self.steps - 1.0, device=parameter.device) for parameter in own]
         gradients = [parameter.grad for parameter in own if parameter.grad is not None]
         adamw(
-            list[Tensor](own), gradients, *moments, [], made, fused=True, amsgrad=False, beta1=params.betas[0],
+            list[Tensor](own), gradients, first, second, [], made, fused=True, amsgrad=False, beta1=params.betas[0],
             beta2=params.betas[1], lr=lr, weight_decay=decay, eps=params.eps, maximize=False,
         )  # fmt: skip
-        for moment, changed in zip(_ADAM, moments, strict=True) if self._offload else ():
+        for moment, changed in zip(_ADAM, (first, second), strict=True) if self._offload else ():
             for name, tensor in zip(named, changed, strict=True):
                 self.rows[f"{moment}/{name}"].copy_(local(tensor))
 
@@ -146,7 +147,7 @@ def _by_torch(update: Tensor) -> Tensor:
     made.grad = update
     torch.optim.Muon(
         [made], lr=1.0, weight_decay=0.0, momentum=0.0, nesterov=False, adjust_lr_fn="match_rms_adamw"
-    ).step()
+    ).step()  # type: ignore[no-untyped-call]
     return made.detach()
 
 

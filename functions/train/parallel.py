@@ -115,11 +115,6 @@ def placed(tensor: Tensor, like: Tensor) -> Tensor:
     )
 
 
-def local(tensor: Tensor) -> Tensor:
-    """What this rank has of `tensor`."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-
-
 def whole(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
     """The whole tensors on the CPU, gathered one by one by all ranks together; {} on ranks that do not `keep`."""
     result = {}

@@ -14,7 +14,7 @@ from functions.base.samples import Columns
 from functions.base.wire import Call, Load
 from functions.call.function import Context, FatalError, RetryableError
 from functions.exchange.directory import DirectoryExchange
-from functions.models.pretrained import load_critic, save_model
+from functions.models.pretrained import load_critic, save_model, score_head
 from functions.models.team import Member, Team
 from functions.reference.function import ReferenceFunction
 from functions.reward.model import RewardModel, hold
@@ -37,7 +37,7 @@ def critic(kind: str, path: Path) -> Path:
     model = load_critic(tiny_model(kind, path / f"{kind}-causal"))
     torch.manual_seed(1)
     with torch.no_grad():
-        model.score.weight.normal_()
+        score_head(model).weight.normal_()
     save_model(model, path / f"{kind}-critic")
     return path / f"{kind}-critic"
 
@@ -91,7 +91,7 @@ def test_a_reward_model_on_two_ranks_scores_as_on_one(tmp_path: Path) -> None:
     directory = critic("qwen3", tmp_path)
     rng = np.random.default_rng(0)
     items = [
-        Item(0, i, "", "", "", {}, rng.integers(3, VOCABULARY, n), rng.integers(3, VOCABULARY, n + 2))
+        Item(0, i, "", "", "", {}, *(rng.integers(3, VOCABULARY, k).astype(np.int32) for k in (n, n + 2)))
         for i, n in enumerate((3, 9, 1, 5))
     ]
     found = []

@@ -49,7 +49,7 @@ def test_three_steps_of_muon_are_torchs(offload: bool) -> None:
             for number, own in enumerate(parameter.grad if parameter.ndim == 3 else [parameter.grad]):
                 plain[name, number].grad = own.clone()
         optimizer.step(params, torch.zeros(()))
-        muon.step()
+        muon.step()  # type: ignore[no-untyped-call]
         adam.step()
         state = {name: tensor.clone() for name, tensor in optimizer.state()}
         for (name, number), parameter in plain.items():
