@@ -126,8 +126,8 @@ class EnvironmentFunction:
             return context.cut_requested()
 
         left = {item.row for item in items}
-        limits = {"threads": params.concurrency, "limit_s": params.timeout_s}
-        for found in self._watched.results(items, enough, **limits):
+        watched = self._watched.results(items, enough, threads=params.concurrency, limit_s=params.timeout_s)
+        for found in watched:
             on, over = list[tuple[Item, Outcome]](), list[tuple[Item, Outcome]]()
             for item, outcome in found:
                 if outcome is None:

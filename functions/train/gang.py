@@ -90,7 +90,7 @@ class Ranks:
 
     def count(self, axis: str) -> int:
         """and of how many."""
-        return 1 if self.mesh is None else self.mesh[axis].size()
+        return 1 if self.mesh is None else self.mesh.size(AXES.index(axis))  # `mesh[axis]` makes a mesh: 1 ms
 
     @property
     def shard(self) -> tuple[int, int]:

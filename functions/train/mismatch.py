@@ -7,6 +7,7 @@ The batch's own number is rollout_corr/abs_diff_mean (algorithms/correction.py);
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,14 +42,16 @@ def note(batch: TrainBatch, pack: Pack, old: Tensor, tensors: Mapping[str, Tenso
 def mismatch_columns(batches: Sequence[TrainBatch], ranks: Ranks) -> Columns:
     """Sample columns `mismatch` and `advantage` of all trained samples, whichever rank had them; in the order (group,
     index). Token column `difference`, of the first TOLD of them; the others have no tokens here."""
-    own: list[tuple[int, int, float, float, Tensor]] = []
+    own: list[tuple[Any, ...]] = []
     for batch in batches:
-        rows = batch.difference.split(batch.samples.responses.lengths.tolist())
+        rows = Ragged(batch.difference.numpy(), batch.samples.responses.lengths).rows()
         said = zip(batch.samples.keys, batch.mismatch.tolist(), batch.advantage.tolist(), rows, strict=True)
         own += [(*key, *values) for key, *values in said if np.isfinite(values[0])]
     own.sort(key=lambda sample: sample[:2])
     parts = ranks.gather({"samples": [s[:4] for s in own], "tokens": [s[4].tolist() for s in own[:TOLD]]})
-    both = [pair for part in parts for pair in zip_longest(part["samples"], part["tokens"], fillvalue=())]
+    both: list[tuple[Any, Any]] = [
+        pair for part in parts for pair in zip_longest(part["samples"], part["tokens"], fillvalue=())
+    ]
     whole = sorted({(sample[0], sample[1]): (tuple(sample), tokens) for sample, tokens in both}.values())
     group, index = (np.array([sample[k] for sample, _ in whole], np.int32) for k in (0, 1))
     found = {name: np.array([s[k] for s, _ in whole], np.float32) for k, name in ((2, "mismatch"), (3, "advantage"))}

@@ -96,7 +96,7 @@ def outcome_table(scenario: Scenario, outcomes: Sequence[Outcome]) -> Table:
         table.add_column(column, justify="right")
     episodes = isinstance(scenario.lengths, Turns)
     if episodes:
-        table.add_column(f"{scenario.unit} s that did not wait for tools", justify="right")
+        table.add_column(f"{scenario.unit} s not held for tools", justify="right")
     base_s, base_gpu_s = _means(outcomes[0])
     for outcome in outcomes:
         step_s, gpu_s = _means(outcome)

@@ -114,9 +114,9 @@ class Recorder:
                     text[name] = said.get((text["group"], text["index"]))  # None: it did not train
             tokens = dict(zip(found.keys, Ragged(found.token["difference"], found.lengths).rows(), strict=True))
             for text in kept:
-                off = tokens.get((text["group"], text["index"]), ())
+                off = tokens.get((text["group"], text["index"]))
                 for turn in text.get("conversation", ()):
-                    if len(off) and "begin" in turn:
+                    if off is not None and len(off) and "begin" in turn:
                         own = off[turn["begin"] : turn["begin"] + turn["tokens"]].tolist()
                         turn["difference"] = [None if math.isnan(value) else round(value, 6) for value in own]
         self._write_texts(f"{number:06d}", kept)

@@ -40,7 +40,7 @@ async def act(call: Call, model: Work, exchange: MemoryExchange) -> Events:
     exchange.unwatch(call.cut_key)
     model.asked.update({batch.keys[k]: due_s for due_s, k, _ in due})
     if due:
-        rows = [k for _, k, _ in due]
-        event = samples_event(call, exchange, batch, rows, [have[k] for k in rows], number, kind="cut")
-        yield replace(event, ref=exchange.put(f"{call.prefix}unanswered", batch.select(rows).encode()))  # as they came
+        left = [k for _, k, _ in due]
+        event = samples_event(call, exchange, batch, left, [have[k] for k in left], number, kind="cut")
+        yield replace(event, ref=exchange.put(f"{call.prefix}unanswered", batch.select(left).encode()))  # as they came
     yield Event("done", data={"samples": len(batch), "tokens": sum(have), "seconds": clock() - begun_s})

@@ -204,6 +204,7 @@ def ticket(parking: Release, like: dict[str, Any], name: str, **env: str) -> str
     own["env"] = [*kept, *({"name": key, "value": value} for key, value in env.items())]
     spec = {
         "containers": [own], "restartPolicy": "Never", "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
         "volumes": [volume for volume in like["spec"]["volumes"] if volume["name"] in mounted],
     }  # fmt: skip
     pods, log = core(parking.namespace, "pods"), ["kubectl", "logs", "-n", parking.namespace, name]
@@ -243,9 +244,11 @@ def test_one_parked_process_goes_to_one_ticket_and_to_none_of_another_job(
 
 
 def test_where_nothing_fits_the_agents_budget_functions_start_anew(
-    parking: Release, paused: Path, history: list[Any]
+    parking: Release, paused: Path, history: list[Any], tmp_path: Path
 ) -> None:
-    with installed("parked", *values(VALUES | {"nodeAgent.parkedGb": 0.01})) as full:
+    (tmp_path / "values.yaml").write_text("nodeAgent: {parkedGb: 0.01}")
+    others = {key: value for key, value in VALUES.items() if key != "nodeAgent.parkedGb"}
+    with installed("parked", *values(others), "-f", str(tmp_path / "values.yaml")) as full:
         until(lambda: said(full).get(BUDGET) == 1e7 and said(full)[WORKING] == 0, 300)
         id = full.post("full", paused, **PAUSES)
         over(full, id, history)

@@ -352,7 +352,12 @@ def test_a_call_that_is_cut_goes_on_where_it_was(tmp_path: Path) -> None:
     row = {"log": str(tmp_path / "log"), "go": str(tmp_path / "go")}
     first = scene.first(["s", "a", "b"])
     (tmp_path / "log").touch()
-    asked = threading.Thread(target=lambda: (until(lambda: len((tmp_path / "log").read_text()) == 3), cut.set()))
+
+    def once_all_are_asked() -> None:
+        until(lambda: len((tmp_path / "log").read_text()) == 3)
+        cut.set()
+
+    asked = threading.Thread(target=once_all_are_asked)
     asked.start()
     *_, handed, done = scene.act(first.select([0, 1, 2]), row, cut=cut)
     asked.join()

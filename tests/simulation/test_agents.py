@@ -67,4 +67,4 @@ def test_simulate_tells_what_did_not_wait_for_tools(scenario: Scenario, held: Ou
     spared = not_waited_s(scenario, found)
     assert 0 < spared < found.plans[0].plan.replicas["generate"] * found.step_s[0]
     assert not_waited_s(scenario, held) == 0, "all GPUs are held"
-    assert "did not wait for tools" in str([c.header for c in outcome_table(scenario, [held, found]).columns])
+    assert "not held for tools" in str([c.header for c in outcome_table(scenario, [held, found]).columns])
