@@ -376,15 +376,16 @@ def test_what_parks_comes_back_with_its_versions_and_leaves_its_gpus_a_little_la
     run(main())
 
 
-def test_a_pool_in_turns_is_paid_for_whole_and_calls_wait_for_each_other() -> None:
-    """Two functions on one GPU: both have replicas, one call at a time; apart again, only what is up is paid for."""
+def test_what_is_held_for_turns_is_paid_for_and_calls_wait_for_each_other() -> None:
+    """Two functions on one GPU: both have replicas, one call at a time; fewer GPUs can be held; apart again,
+    only what is up is paid for."""
     platform, exchange, specs = world(Table([3, 3]), pool=Pool(4), gpus=4)
 
     async def main() -> None:
         await platform.deploy(specs)
         await asyncio.sleep(7.0)
         assert platform.gpu_s() == 0.0
-        platform.take_turns(platform._models, True)
+        platform.take_turns(platform._models, 4)
         for name in ("generate", "train"):
             await platform.scale(name, 1)
         await asyncio.sleep(10.0)
@@ -397,7 +398,11 @@ def test_a_pool_in_turns_is_paid_for_whole_and_calls_wait_for_each_other() -> No
             second = tasks.create_task(collect(platform, "train", train))
         assert first.result()[-1][0] == pytest.approx(17 + 3.1)
         assert second.result()[0][0] == pytest.approx(17 + 3.1)
-        platform.take_turns(platform._models, False)
+        platform.take_turns(platform._models, 3)
+        before = platform.gpu_s()
+        await asyncio.sleep(10.0)
+        assert platform.gpu_s() - before == pytest.approx(3 * 10)
+        platform.take_turns(platform._models, 0)
         for name in ("generate", "train"):
             await platform.scale(name, 0)
         before = platform.gpu_s()
