@@ -75,6 +75,11 @@ class _Function(ReplicaQueue[_Replica]):
     def fits(self, replica: _Replica) -> bool:
         return not self.platform.taken(self, replica)
 
+    def next(self) -> list[_Replica]:
+        """Those without a call that will take the calls that wait."""
+        waiting = sum(not waiter.done() for waiter in self._waiters)
+        return [replica for replica in self.replicas if replica.state == "idle"][:waiting]
+
     def hand_out(self) -> None:
         """Of all functions: what ends here may free GPUs for another one."""
         for function in self.platform.functions.values():
@@ -232,16 +237,17 @@ class SimulatedPlatform:
         self._admit()
 
     def taken(self, function: _Function, replica: _Replica) -> bool:
-        """In turns: whether a call is open on any GPU of the replica's place."""
+        """In turns: whether a call is open on any GPU of the replica's place, or waits for it of a function that comes
+        before this one: one that needs several GPUs would never find all of them free."""
         if not self._turns:
             return False
-        mine = self._gpus(function, replica)
-        return any(
-            not mine.isdisjoint(self._gpus(other, busy))
-            for other in self.functions.values()
-            for busy in other.replicas
-            if not busy.free
-        )
+        mine, before = self._gpus(function, replica), True
+        for other in self.functions.values():
+            before &= other is not function
+            for there in [*(r for r in other.replicas if not r.free), *(other.next() if before else ())]:
+                if not mine.isdisjoint(self._gpus(other, there)):
+                    return True
+        return False
 
     def _gpus(self, function: _Function, replica: _Replica) -> set[int]:
         """Those of its place, which other functions' places overlap."""
