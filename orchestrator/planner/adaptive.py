@@ -180,10 +180,13 @@ class AdaptivePlanner:
         if not self.lengths.ewma:
             factor = 1.0 if turns else GUESSED
         else:
-            pace = self._pace[turns > 0] or self._pace[turns == 0]  # what was not tried goes no better than what was
-            factor = float(np.median([1.0, 1.0, *pace]))
+            factor = self._usual(turns > 0)
             factor *= CHANGE if self._last is not None and self._last.turns != turns else 1.0
         return replace(point, time_s=factor * point.time_s, cost_usd=factor * point.cost_usd)
+
+    def _usual(self, turns: bool) -> float:
+        """How steps in turns, or others, go against their predictions: what points are weighed by."""
+        return 1.0 if self.turns is None else float(np.median([1.0, 1.0, *self._pace[turns]]))
 
     def _tail(self, states: Sequence[ShardState], case: Case) -> Tail:
         costs = case.costs
@@ -219,7 +222,7 @@ class AdaptivePlanner:
         """
         if self.goal.deadline_s is None:
             return self.goal
-        pace = [*self._pace[False], *self._pace[True]]
+        pace = [each / self._usual(kind) for kind, paces in self._pace.items() for each in paces]
         late = float(np.quantile(np.array(pace), SLOW)) if pace else PACES[-1]
         return replace(self.goal, deadline_s=self.goal.deadline_s / max(1.0, late))
 
