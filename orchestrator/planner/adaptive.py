@@ -185,8 +185,11 @@ class AdaptivePlanner:
         return replace(point, time_s=factor * point.time_s, cost_usd=factor * point.cost_usd)
 
     def _usual(self, turns: bool) -> float:
-        """How steps in turns, or others, go against their predictions: what points are weighed by."""
-        return 1.0 if self.turns is None else float(np.median([1.0, 1.0, *self._pace[turns]]))
+        """How steps in turns, or others, go against their predictions, and points are weighed by; what was not tried
+        goes no better than what was."""
+        if self.turns is None:
+            return 1.0
+        return float(np.median([1.0, 1.0, *(self._pace[turns] or self._pace[not turns])]))
 
     def _tail(self, states: Sequence[ShardState], case: Case) -> Tail:
         costs = case.costs
