@@ -147,6 +147,8 @@ def main(given: Sequence[str] | None = None) -> None:
                     rows.append({
                         "written_by": by, "mesh": mesh, "rank": rank, "read": read, "written": written, "memory": peak,
                     })  # fmt: skip
+                if options.once or mesh != options.meshes[-1]:  # 14 bytes a parameter
+                    exchange.delete(version.prefix)
             source = version
             if options.once:
                 break

@@ -11,9 +11,10 @@ from hypothesis import settings
 
 from functions.sandbox.local import LocalSandbox
 from functions.sandbox.program import SandboxError
-from functions.server.forkserver_client import FORKSERVER, keep
+from functions.server.forkserver_client import FORKSERVER
 from tests.exchange.servers import RedisServer
 from tests.sandbox.contained import contained
+from tests.support import forked
 from tests.support.tiny_job import ENV
 
 settings.register_profile("any-speed", deadline=None)
@@ -30,7 +31,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def forkserver() -> Iterator[None]:
     """Jobs and platforms of a worker's tests have their node agents forked from one process."""
     os.environ["PYTHONPATH"] = ENV["PYTHONPATH"] = str(Path(__file__).parents[1])  # as jobs elsewhere have it
-    with keep(ENV) as path:
+    with forked.forkserver(ENV) as path:
         os.environ[FORKSERVER] = ENV[FORKSERVER] = path
         yield
         del os.environ[FORKSERVER], ENV[FORKSERVER]

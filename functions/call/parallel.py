@@ -26,14 +26,14 @@ class Parallel:
     pp: int = 1
     """Stages that the layers are divided into."""
     cp: int = 1
-    """Ranks that share each sequence."""
+    """Ranks that share each pack's tokens, and in attention its heads; alone, or with dp."""
 
     def __post_init__(self) -> None:
         for axis in ("tp", "pp", "cp"):
             if getattr(self, axis) < 1:
                 raise ValueError(f"{axis}: got {getattr(self, axis)}, wants 1 or more")
-        if self.cp > 1:
-            raise ValueError(f"cp: got {self.cp}, wants 1: a prompt's one copy is shared by samples, not cut in pieces")
+        if self.cp > 1 and self.tp * self.pp > 1:
+            raise ValueError(f"cp: got {self.cp}, wants 1 with tp {self.tp} and pp {self.pp}: it goes with dp alone")
 
     @property
     def size(self) -> int:
@@ -61,12 +61,14 @@ class Parallel:
             raise ValueError("tp: wants model.lora_rank = 0: adapters are small, and train by dp alone")
         if self.size > 1 and kind not in SPLIT_ARCHITECTURES:
             known = ", ".join(sorted(SPLIT_ARCHITECTURES))
-            raise ValueError(f"a model of type {kind!r} is not divided by tp or pp, only by dp (known are {known})")
-        divided = ["num_attention_heads", "num_key_value_heads", "intermediate_size", "num_experts"]
-        for key in divided if self.tp > 1 else ():
-            count = config.get(key)
-            if isinstance(count, int) and count % self.tp:
-                raise ValueError(f"tp: got {self.tp}, does not divide the model's {key}, which is {count}")
+            raise ValueError(f"a model of type {kind!r} is not divided by tp, pp or cp, only by dp (known are {known})")
+        heads = ["num_attention_heads", "num_key_value_heads"]
+        for axis, keys in (("tp", [*heads, "intermediate_size", "num_experts"]), ("cp", heads)):
+            size = getattr(self, axis)
+            for key in keys:
+                count = config.get(key)
+                if isinstance(count, int) and count % size:
+                    raise ValueError(f"{axis}: got {size}, does not divide the model's {key}, which is {count}")
         layers = config.get("num_hidden_layers")
         if isinstance(layers, int) and layers < self.pp:
             raise ValueError(f"pp: got {self.pp}, the model has {layers} layers")

@@ -47,8 +47,12 @@ def _above_zero(**values: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerParams:
-    """AdamW (arXiv:1711.05101). Biases and norms (tensors of one dimension) are not decayed."""
+    """AdamW (arXiv:1711.05101) or Muon. Biases and norms (tensors of one dimension) are not decayed."""
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """muon: for the matrices of the layers, at AdamW's lr (torch.optim.Muon, arXiv:2502.16982); AdamW for the rest."""
+    optimizer_offload: bool = False
+    """The optimizer's state is on the host, and on the device one parameter at a time."""
     lr: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -385,5 +389,5 @@ class TrainParams:
 
 OWN = ("optimizer", "model", "objective", "temperature", "top_p", "top_k", "min_p",
        "repetition_penalty", "banned", "max_response_length", "dropped", "epochs",
-       "mini_batches", "micro_batch_tokens", "dtype", "gradient_checkpointing", "lora")  # fmt: skip
+       "mini_batches", "micro_batch_tokens", "dtype", "gradient_checkpointing", "durable_state", "lora")  # fmt: skip
 """Params that a job says in other sections than [algorithm]."""

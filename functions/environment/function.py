@@ -13,6 +13,8 @@ events   samples   ref SampleBatch of samples that go on (UNFINISHED: the answer
                     below 2^24; gigpo)
          "failed"   [{"group", "index", "message"}] of those whose environment failed
          "texts"    with `score`: ref of JSON lines, as the reward function's, with the "conversation"
+         cut       ref SampleBatch of samples that are not answered yet, where the call is cut: the replica goes on
+         asking, a call that brings them again gets the answers; data as of those that go on
 done     data {"samples", "tokens", "seconds": of the environments, "tool_calls", "errors": {kind: count}}
 
 An environment that fails (raises in `reset`, `step` or a reward, takes longer than timeout_s, says what is no text or
@@ -21,7 +23,6 @@ no finite number) fails the call with one line, or, with on_error = "drop", its 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,11 +30,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import xxhash
-from tokenizers import Tokenizer
 
-from functions.base.samples import Columns, Finish, Ragged, SampleBatch
+from functions.base.samples import Finish, SampleBatch
 from functions.base.wire import Call, Event, Json, Version
 from functions.call.function import Context, FatalError, ReplicaBroken
 from functions.call.inputs import read_samples
@@ -42,13 +41,12 @@ from functions.environment.base import Answer, Said
 from functions.environment.episode import Episodes, Outcome, Turn, play, read, write
 from functions.environment.kinds import Kind, open_kind, role
 from functions.environment.template import Template
+from functions.environment.told import Item, about, answered, columns_of, line_of, spans_of, tokens_of
 from functions.environment.watched import Watched
 from functions.weights.manifest import read_manifest
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "config.json",
           "generation_config.json")  # fmt: skip
-_ANCHORS = 1 << 24
-"""float32 holds whole numbers below this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,24 +78,6 @@ class ActParams:
             raise ValueError(f"timeout_s is {self.timeout_s:g}, wants a number of seconds above 0")
 
 
-@dataclass(frozen=True)
-class _Item:
-    """A sample whose turn has ended."""
-
-    row: int
-    """In the call's batch."""
-    turn: Turn
-    kind: Kind
-    given: Callable[[Answer], list[int]]
-    """The tokens that an answer is."""
-    tokenizer: Tokenizer
-
-    @property
-    def opens(self) -> bool:
-        """What is asked for is its prompt."""
-        return self.turn.said[-1] is None
-
-
 class EnvironmentFunction:
     """Keeps kinds, chat templates and episodes between calls."""
 
@@ -105,6 +85,7 @@ class EnvironmentFunction:
         self._kinds: dict[str, Kind] = {}
         self._templates: dict[Version, Template] = {}
         self._held = Episodes()
+        self._watched = Watched(self._work, lambda item: item.turn.keys[-1])
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "act":
@@ -121,7 +102,7 @@ class EnvironmentFunction:
                 rows |= json.loads(context.exchange.get(ref))
         turns = batch.turns
         items = [
-            self._item(batch, i, _spans(turns, i), rows, params, call, context)
+            self._item(batch, i, spans_of(turns, i), rows, params, call, context)
             for i, key in enumerate(batch.keys)
             if key not in done
         ]
@@ -129,46 +110,54 @@ class EnvironmentFunction:
         counts = _Counts(len(prior))
         with context.phase("act"):
             yield from self._act(items, batch, params, call, context, counts)
-        yield Event("done", data={"samples": len(batch), "tokens": _tokens(batch), **counts.data})
+        yield Event("done", data={"samples": len(batch), "tokens": tokens_of(batch), **counts.data})
 
     def _act(
         self,
-        items: Sequence[_Item],
+        items: Sequence[Item],
         batch: SampleBatch,
         params: ActParams,
         call: Call,
         context: Context,
         counts: _Counts,
     ) -> Iterator[Event]:
-        def work(item: _Item, timed: Callable[[], None]) -> Outcome:
-            if item.opens and not item.kind.asks:
-                return Outcome(Answer(), Finish.UNFINISHED)
-            return play(item.turn, item.kind, context.exchange, self._held, timed)
+        def enough() -> bool:
+            context.check()
+            return context.cut_requested()
 
-        watched = Watched(work, items, threads=params.concurrency, limit_s=params.timeout_s)
-        on, over = list[tuple[_Item, Outcome]](), list[tuple[_Item, Outcome]]()
-        for item, found in watched.results(context.check):
-            if found is None:
-                late = f"{item.turn.name}: {item.kind.name} took longer than {params.timeout_s:g} s"
-                found = write(context.exchange, item.turn.keys[-1], Outcome.failure(late))
-            if found.answer.failed is not None and params.on_error == "fail":
-                raise FatalError(found.answer.failed)
-            counts.add(found.answer)
-            (on if found.finish == Finish.UNFINISHED else over).append((item, found))
-            if not watched.more():
-                for part in (on, over):
-                    if part:
-                        yield self._event(part, batch, params, call, context, counts)
-                on, over = [], []
-        if watched.hung:
-            raise ReplicaBroken(f"{watched.hung} episodes hang in their environment; a new replica goes on")
+        left = {item.row for item in items}
+        watched = self._watched.results(items, enough, threads=params.concurrency, limit_s=params.timeout_s)
+        for found in watched:
+            on, over = list[tuple[Item, Outcome]](), list[tuple[Item, Outcome]]()
+            for item, outcome in found:
+                if outcome is None:
+                    late = f"{item.turn.name}: {item.kind.name} took longer than {params.timeout_s:g} s"
+                    outcome = write(context.exchange, item.turn.keys[-1], Outcome.failure(late))
+                if outcome.answer.failed is not None and params.on_error == "fail":
+                    raise FatalError(outcome.answer.failed)
+                counts.add(outcome.answer)
+                (on if outcome.finish == Finish.UNFINISHED else over).append((item, outcome))
+                left.discard(item.row)
+            for part in (on, over):
+                if part:
+                    yield self._event(part, batch, params, call, context, counts)
+        if self._watched.hung:
+            raise ReplicaBroken(f"{self._watched.hung} episodes hang in their environment; a new replica goes on")
+        if left:
+            samples = batch.select(sorted(left))
+            yield Event("cut", context.exchange.put(f"{call.prefix}unanswered", samples.encode()), about(samples))
+
+    def _work(self, item: Item, timed: Callable[[], None]) -> Outcome:
+        if item.opens and not item.kind.asks:
+            return Outcome(Answer(), Finish.UNFINISHED)
+        return play(item.turn, item.kind, item.exchange, self._held, timed)
 
     # --- what is asked -----------------------------------------------------------------------------------------------
 
     def _item(
         self, batch: SampleBatch, i: int, spans: Sequence[tuple[int, int]], rows: Mapping[str, Json], params: ActParams,
         call: Call, context: Context,
-    ) -> _Item:  # fmt: skip
+    ) -> Item:  # fmt: skip
         (group, index), response = batch.keys[i], batch.responses[i]
         name = f"sample (group {group}, index {index})"
         if str(group) not in rows:
@@ -198,12 +187,13 @@ class EnvironmentFunction:
             return len(given(answer)) < room
 
         seed = int(xxhash.xxh3_64_intdigest(f"{params.seed}/{group}/{index}".encode()) >> 1)
-        return _Item(
+        return Item(
             i,
             Turn(name, row, seed, said, keys, len(spans) >= params.max_turns, fits),
             kind,
             given,
             template.chat.tokenizer,
+            context.exchange,
         )
 
     def _kind(self, row: Mapping[str, Any], params: ActParams, name: str) -> Kind:
@@ -233,21 +223,15 @@ class EnvironmentFunction:
     # --- what is said ------------------------------------------------------------------------------------------------
 
     def _event(
-        self, part: Sequence[tuple[_Item, Outcome]], batch: SampleBatch, params: ActParams, call: Call,
+        self, part: Sequence[tuple[Item, Outcome]], batch: SampleBatch, params: ActParams, call: Call,
         context: Context, counts: _Counts,
     ) -> Event:  # fmt: skip
         """Of outcomes that all go on, or are all over."""
         counts.events += 1
         name = f"{call.prefix}answered.{counts.events:04d}"
-        samples = _answered(batch, part)
+        samples = answered(batch, part)
         ref = context.exchange.put(name, samples.encode())
-        data: Json = {
-            "group": samples.group.tolist(),
-            "index": samples.index.tolist(),
-            "prompt_length": samples.prompts.lengths[samples.prompt].tolist(),
-            "length": samples.responses.lengths.tolist(),
-            "finish": samples.finish.tolist(),
-        }
+        data = about(samples)
         if part[0][1].finish == Finish.UNFINISHED:
             return Event("samples", ref, data)
         said = [self._answers(item, outcome, context) for item, outcome in part]
@@ -261,14 +245,17 @@ class EnvironmentFunction:
             for i in failed
         ]
         if params.score:
-            columns = _columns(samples.select(good), [said[i] for i in good], [part[i][1] for i in good])
+            columns = columns_of(samples.select(good), [said[i] for i in good], [part[i][1] for i in good])
             data["columns"] = context.exchange.put(f"{name}.columns", columns.encode()).to_json()
             scores = dict(zip(good, columns.sample["score"].tolist(), strict=True))
-            lines = [_line(samples, i, *part[i], said[i], scores.get(i)) for i in range(len(part))]
+            turns = samples.turns
+            lines = [
+                line_of(samples, i, *part[i], said[i], scores.get(i), spans_of(turns, i)) for i in range(len(part))
+            ]
             data["texts"] = context.exchange.put(f"{name}.jsonl", b"".join(lines)).to_json()
         return Event("samples", ref, data)
 
-    def _answers(self, item: _Item, outcome: Outcome, context: Context) -> list[Answer]:
+    def _answers(self, item: Item, outcome: Outcome, context: Context) -> list[Answer]:
         """To all turns of an episode that is over."""
         keys = [key for key, said in zip(item.turn.keys, item.turn.said, strict=True) if said is not None]
         before = [read(context.exchange, key) for key in keys[:-1]]
@@ -292,98 +279,3 @@ class _Counts:
     def data(self) -> Json:
         errors = {kind: count for kind, count in sorted(self._errors.items()) if count}
         return {"seconds": round(self._seconds, 6), "tool_calls": self._calls, "errors": errors}
-
-
-def _tokens(batch: SampleBatch) -> int:
-    return int(batch.prompts.lengths[batch.prompt].sum() + batch.responses.lengths.sum())
-
-
-def _spans(turns: Ragged, i: int) -> list[tuple[int, int]]:
-    """Where each turn of a sample lies in its response; `turns` of SampleBatch."""
-    found = []
-    for number in range(int(turns[i].max(initial=-1)) + 1):
-        at = np.flatnonzero(turns[i] == number)
-        found.append((int(at[0]), int(at[-1]) + 1))
-    return found
-
-
-def _answered(batch: SampleBatch, part: Sequence[tuple[_Item, Outcome]]) -> SampleBatch:
-    """The samples with what was answered: appended at mask 0, where they go on; what a harness asked first is their
-    prompt."""
-    before = batch.select([item.row for item, _ in part])
-    goes_on = [outcome.finish == Finish.UNFINISHED and (not item.opens or item.kind.asks) for item, outcome in part]
-    given = [item.given(outcome.answer) if on else [] for on, (item, outcome) in zip(goes_on, part, strict=True)]
-    opened = [on and item.opens for on, (item, _) in zip(goes_on, part, strict=True)]
-    if any(opened):
-        prompts = [
-            new if opens else before.prompts[row].tolist()
-            for opens, new, row in zip(opened, given, before.prompt.tolist(), strict=True)
-        ]
-        before = dataclasses.replace(
-            before, prompts=Ragged.from_rows(prompts, np.int32), prompt=np.arange(len(part), dtype=np.int32)
-        )
-        given = [[] if opens else new for opens, new in zip(opened, given, strict=True)]
-
-    def extended(flat: Any, fill: Sequence[Sequence[float]], dtype: Any) -> Any:
-        rows = Ragged(flat, before.responses.lengths).rows()
-        return Ragged.from_rows(
-            [np.concatenate((row, np.asarray(new, dtype))) for row, new in zip(rows, fill, strict=True)], dtype
-        )
-
-    zeros = [[0.0] * len(new) for new in given]
-    return dataclasses.replace(
-        before,
-        responses=extended(before.responses.flat, given, np.int32),
-        logprobs=extended(before.logprobs, zeros, np.float32).flat,
-        mask=extended(before.mask, zeros, np.float32).flat,
-        finish=np.array([int(outcome.finish) for _, outcome in part], np.int32),
-    )
-
-
-def _columns(samples: SampleBatch, said: Sequence[Sequence[Answer]], outcomes: Sequence[Outcome]) -> Columns:
-    """Of samples "score", of tokens "turn_rewards" and "anchor"."""
-    earned = [[answer.reward or 0.0 for answer in answers] for answers in said]
-    total = [
-        sum(turns) if outcome.score is None else outcome.score for turns, outcome in zip(earned, outcomes, strict=True)
-    ]
-    turns = samples.turns
-    rewards, anchors = np.zeros(len(samples.mask), np.float32), np.zeros(len(samples.mask), np.float32)
-    for i, start in enumerate(samples.responses.offsets[:-1]):
-        asked = ""
-        for (begin, stop), answer, reward in zip(_spans(turns, i), said[i], earned[i], strict=True):
-            rewards[start + stop - 1] = reward
-            anchors[start + begin] = xxhash.xxh3_64_intdigest(asked.encode()) % _ANCHORS
-            asked = json.dumps([list(o) for o in answer.observations])
-    return Columns.of(
-        samples, sample={"score": np.array(total, np.float32)}, token={"turn_rewards": rewards, "anchor": anchors}
-    )
-
-
-def _line(
-    samples: SampleBatch, i: int, item: _Item, outcome: Outcome, said: Sequence[Answer], score: float | None
-) -> bytes:
-    conversation: list[Json] = []
-    for turn, answer in zip([turn for turn in item.turn.said if turn is not None], said, strict=True):
-        own = {"role": "assistant", "content": turn.text, "tokens": len(turn.tokens), "reward": answer.reward}
-        own |= {"errors": dict(answer.errors)} if answer.errors else {}
-        told = [
-            {"role": name, "content": text}
-            if answer.asked
-            else {"role": role(item.kind), "name": name, "content": text}
-            for name, text in answer.observations
-        ]
-        conversation += [own, *({**message, "seconds": answer.seconds} for message in told)]
-    tokenizer, error = item.tokenizer, outcome.answer.failed
-    line = {
-        "group": int(samples.group[i]),
-        "index": int(samples.index[i]),
-        "prompt": tokenizer.decode(samples.prompts[int(samples.prompt[i])].tolist(), skip_special_tokens=False),
-        "response": tokenizer.decode(samples.responses[i].tolist(), skip_special_tokens=False),
-        "score": score,
-        **({"error": error} if error is not None else {}),
-        "finish": outcome.finish.name.lower(),
-        "version": int(samples.version[i]),
-        "tokens": int(samples.responses.lengths[i]),
-        "conversation": conversation,
-    }
-    return json.dumps(line, ensure_ascii=False).encode() + b"\n"

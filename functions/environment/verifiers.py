@@ -2,8 +2,9 @@
 
 Its episodes are harnesses (harness.py): the client of verifiers asks the episode's own URL, the sum of its rewards is
 the episode's. A row's `task` is the task's place in the taskset. `env` names an Env other than the taskset's, `harness`
-one for its agent, `runtime` where that runs (else subprocess: in a process here). Tasksets that come with the package
-(harbor, openenv, nemo_gym, textarena) come along. Wants the package verifiers, 0.4 or newer.
+one for its agent, `runtime` where that runs (else subprocess: in a process here); whatever else is said is a setting of
+the taskset (`verifiers:harbor?runtime=docker&dataset=org/name`). Tasksets that come with the package (harbor, openenv,
+nemo_gym, textarena) come along. Wants the package verifiers, 0.4 or newer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from functions.environment.harness import HarnessEpisode
 
 
 class VerifiersKind:
-    """Raises FatalError, in one line, for a taskset that does not load."""
+    """Raises FatalError, in one line, for a taskset that does not load, its first task included."""
 
     tools: Sequence[Json] = ()
     asks = True
@@ -36,15 +37,18 @@ class VerifiersKind:
             raise FatalError(f"{self.name} wants the package verifiers, 0.4 or newer: {error}") from error
         id, _, query = what.partition("?")
         said = dict(parse_qsl(query))
-        agent: Json = {"runtime": {"type": said.get("runtime", "subprocess")}}
-        agent |= {"harness": {"id": said["harness"]}} if "harness" in said else {}
+        agent: Json = {"runtime": {"type": said.pop("runtime", "subprocess")}}
+        agent |= {"harness": {"id": said.pop("harness")}} if "harness" in said else {}
+        env = said.pop("env", "")
         try:
             self._env: Any = load_environment(
-                resolve_env_config({"id": said.get("env", ""), "taskset": {"id": id}, "agent": agent})
+                resolve_env_config({"id": env, "taskset": {"id": id, **said}, "agent": agent})
             )
+            self._unread = iter(self._env.taskset)
+            self._tasks = [task for task in [next(self._unread, None)] if task is not None]
         except Exception as error:
             raise FatalError(f"{self.name}: {type(error).__name__}: {' '.join(str(error).split())}") from error
-        self._v1, self._tasks, self._unread = v1, list[Any](), iter(self._env.taskset)
+        self._v1 = v1
         self._lock, self._served = threading.Lock(), False
         self._loop, self._died = asyncio.new_event_loop(), Future[Any]()
 

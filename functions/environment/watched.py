@@ -1,85 +1,83 @@
 """Episodes side by side, each in a thread, none for longer than the limit.
 
-A thread that hangs cannot be ended: its episode is given up, another thread takes its place, and the replica ends
-itself after the call (function.py).
+What a call leaves behind (it was cut, or its caller is gone) goes on in its thread, and the call that asks for it again
+finds it there. A thread that hangs cannot be ended: its episode is given up, another thread takes its place, and the
+replica ends itself after the call (function.py).
 """
 
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-LOOK_S = 0.2
+LOOK_S = 0.05
+"""Between looks at what takes too long, and at whether the call is cut."""
 
 
 class Watched(Generic[T, R]):
-    """Runs `work(item, timed)` for all items; `timed()` begins the limit anew."""
+    """Runs `work(item, timed)`; `timed()` begins the limit anew. `key` says which items are one."""
 
-    def __init__(
-        self, work: Callable[[T, Callable[[], None]], R], items: Sequence[T], *, threads: int, limit_s: float
-    ) -> None:
-        self._work, self._items, self._limit_s = work, items, limit_s
-        self._left: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[tuple[int, R | BaseException]] = queue.SimpleQueue()
-        self._since_s: dict[int, float] = {}
-        """Of the items at work, by their number."""
+    def __init__(self, work: Callable[[T, Callable[[], None]], R], key: Callable[[T], str]) -> None:
+        self._work, self._key = work, key
+        self._left: deque[T] = deque()
+        self._since_s: dict[str, float] = {}
+        """Of the items at work."""
+        self._results: dict[str, R | BaseException] = {}
+        """Of items at work before that have ended."""
+        self._changed = threading.Condition()
         self.hung = 0
-        for number in range(len(items)):
-            self._left.put(number)
-        for _ in range(min(threads, len(items))):
-            self._start()
 
-    def results(self, tick: Callable[[], None]) -> Iterator[tuple[T, R | None]]:
-        """(item, result) as they end; None for one that took too long. Raises what the work raises. `tick` is called a
-        few times a second, and may raise."""
-        count = len(self._items)
-        while count:
-            tick()
-            for number in self._too_long():
-                self.hung += 1
-                count -= 1
-                self._start()
-                yield self._items[number], None
-            try:
-                number, result = self._ended.get(timeout=LOOK_S)
-            except queue.Empty:
-                continue
-            if self._since_s.pop(number, None) is None:
-                continue  # given up before
-            if isinstance(result, BaseException):
-                raise result
-            count -= 1
-            yield self._items[number], result
+    def results(
+        self, items: Sequence[T], tick: Callable[[], bool], *, threads: int, limit_s: float
+    ) -> Iterator[list[tuple[T, R | None]]]:
+        """(item, result) of those that have ended, as they do; None for one that took too long. Until all have, or
+        `tick` says that it is enough: it is called a few times a second, and may raise. Raises what the work raises."""
+        wanted = {self._key(item): item for item in items}
+        with self._changed:
+            self._results = {key: result for key, result in self._results.items() if key in wanted}
+            self._left = deque(i for k, i in wanted.items() if k not in self._since_s and k not in self._results)
+            self._start(wanted, threads)
+        while wanted and not tick():
+            with self._changed:
+                if not self._results:
+                    self._changed.wait(LOOK_S)
+                found: list[tuple[T, R | None]] = []
+                for key in [key for key in wanted if key in self._results]:
+                    result = self._results.pop(key)
+                    if isinstance(result, BaseException):
+                        raise result
+                    found.append((wanted.pop(key), result))
+                late_s = time.monotonic() - limit_s
+                for key in [key for key in wanted if self._since_s.get(key, late_s) < late_s]:
+                    del self._since_s[key]
+                    self.hung += 1
+                    found.append((wanted.pop(key), None))
+                self._start(wanted, threads)
+            if found:
+                yield found
 
-    def more(self) -> bool:
-        """Whether further results are there already."""
-        return not self._ended.empty()
+    def _start(self, wanted: Mapping[str, T], threads: int) -> None:
+        while self._left and len(wanted.keys() & self._since_s.keys()) < threads:
+            item = self._left.popleft()
+            self._since_s[self._key(item)] = time.monotonic()
+            threading.Thread(target=self._run, args=(item,), name="episode", daemon=True).start()
 
-    def _too_long(self) -> list[int]:
-        late_s = time.monotonic() - self._limit_s
-        late = [number for number, since_s in list(self._since_s.items()) if since_s < late_s]
-        return [number for number in late if self._since_s.pop(number, None) is not None]
+    def _run(self, item: T) -> None:
+        key = self._key(item)
 
-    def _start(self) -> None:
-        threading.Thread(target=self._run, name="episode", daemon=True).start()
+        def timed() -> None:
+            with self._changed:
+                if key in self._since_s:
+                    self._since_s[key] = time.monotonic()
 
-    def _run(self) -> None:
-        while True:
-            try:
-                number = self._left.get_nowait()
-            except queue.Empty:
-                return
-            self._since_s[number] = time.monotonic()
-
-            def timed(number: int = number) -> None:
-                if number in self._since_s:
-                    self._since_s[number] = time.monotonic()
-
-            try:
-                result: R | BaseException = self._work(self._items[number], timed)
-            except BaseException as error:
-                result = error
-            self._ended.put((number, result))
+        try:
+            result: R | BaseException = self._work(item, timed)
+        except BaseException as error:
+            result = error
+        with self._changed:
+            if self._since_s.pop(key, None) is not None:  # else it was given up before
+                self._results[key] = result
+                self._changed.notify()

@@ -15,7 +15,6 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
-from weakref import WeakKeyDictionary
 
 from functions.exchange.base import Exchange, check_key
 from functions.exchange.directory import DirectoryExchange
@@ -34,20 +33,6 @@ def open_exchange(url: str, job: str) -> Exchange:
     Raises ValueError for a URL of another form, Unavailable when the store is away, Unsuitable when it lacks a
     guarantee or refuses our credentials.
     """
-    exchange = _open(url, job)
-    _OPENED[exchange] = url, job
-    return exchange
-
-
-_OPENED: WeakKeyDictionary[Exchange, tuple[str, str]] = WeakKeyDictionary()
-
-
-def opened_as(exchange: Exchange) -> tuple[str, str] | None:
-    """(URL, job) by which another process opens the same; None for one that was made otherwise."""
-    return _OPENED.get(exchange)
-
-
-def _open(url: str, job: str) -> Exchange:
     if "/" in job or job in ("", ".", ".."):
         raise ValueError(f"job {job!r} names a folder of the exchange: no '/'")
     if "://" not in url:

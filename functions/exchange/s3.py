@@ -17,7 +17,7 @@ import functools
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import boto3
 import botocore.config
@@ -49,7 +49,7 @@ LOOK_FIRST_BYTES = 1 << 20
 CONNECT_S, READ_S, TRIES = 5.0, 30.0, 2
 """A request that moves no byte for READ_S has failed, whatever its call may take: a store whose disk is full may accept
 a put and never answer. After TRIES the store is away."""
-POLL_S = (0.02, 0.5)
+POLL_S = (0.1, 0.5)
 SWEEP_KEYS = 100
 """A put removes at most so many expired values."""
 CONFLICT_TRIES = 10
@@ -96,22 +96,8 @@ class S3Exchange:
         self.fence = fence
         self._next_sweep = time.monotonic() + self.sweep_every_s
         self._swept_to = ""
-        config = botocore.config.Config(
-            connect_timeout=CONNECT_S,
-            read_timeout=READ_S,
-            retries={"mode": "standard", "max_attempts": TRIES},
-            max_pool_connections=32,
-            tcp_keepalive=True,
-            request_checksum_calculation="when_required",  # values carry an xxh3; older servers know no CRC
-            response_checksum_validation="when_required",
-            s3={"addressing_style": "path" if endpoint else "auto"},
-        )
-        region = region or ("us-east-1" if endpoint else None)
         with s3_errors("opening", self.name):
-            session = botocore.session.get_session()
-            session.register_component("data_loader", _service_descriptions())
-            boto = boto3.session.Session(botocore_session=session)
-            self.client = boto.client("s3", endpoint_url=endpoint, region_name=region, config=config)
+            self.client = _client(endpoint, region)
             self.conditional = self._probe(f"{prefix}+probe")
 
     @property
@@ -159,12 +145,8 @@ class S3Exchange:
         return data
 
     def list(self, prefix: str) -> Keys:
-        check_prefix(prefix)
         with s3_errors(prefix or "listing", self.name):
-            now_ms = time.time() * 1000
-            ended = {key for key, expires_ms in self._marks(prefix) if expires_ms <= now_ms}
-            keys = [key for key in self._keys(prefix) if not key.startswith("+")]
-            return sorted(key for key in keys if key not in ended or self._live(key))
+            return self._look(prefix)[0]
 
     def wait(self, key: str, timeout_s: float) -> bool:
         end, pause = time.monotonic() + timeout_s, POLL_S[0]
@@ -177,11 +159,9 @@ class S3Exchange:
         return True
 
     def delete(self, prefix: str) -> int:
-        live = self.list(prefix)
         with s3_errors(prefix or "deleting", self.name):
-            marks = [_mark_key(key, expires_ms) for key, expires_ms in self._marks(prefix)]
-            self._delete([key for key in self._keys(prefix) if not key.startswith("+")])
-            self._delete(marks)
+            live, keys, marks = self._look(prefix)
+            self._delete([*keys, *(_mark_key(*mark) for mark in marks)])
         return len(live)
 
     def exists(self, key: str) -> bool:
@@ -349,6 +329,13 @@ class S3Exchange:
         mark = self.root + _mark_key(value.ref.key, value.expires_ms)
         self.client.put_object(Bucket=self.bucket, Key=mark, Body=b"")
 
+    def _look(self, prefix: str) -> tuple[Keys, Keys, Marks]:
+        """The keys of values under `prefix`, sorted; with those that have expired; and the marks."""
+        marks, now_ms = self._marks(check_prefix(prefix)), time.time() * 1000
+        ended = {key for key, expires_ms in marks if expires_ms <= now_ms}
+        keys = [key for key in self._keys(prefix) if not key.startswith("+")]
+        return sorted(key for key in keys if key not in ended or self._live(key)), keys, marks
+
     def _keys(self, prefix: str) -> Iterator[str]:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.root + prefix)
         for page in pages:
@@ -369,10 +356,35 @@ class S3Exchange:
                 )
 
 
+def _client(endpoint: str | None, region: str | None, **credentials: str) -> Any:
+    config = botocore.config.Config(
+        connect_timeout=CONNECT_S,
+        read_timeout=READ_S,
+        retries={"mode": "standard", "max_attempts": TRIES},
+        max_pool_connections=32,
+        tcp_keepalive=True,
+        request_checksum_calculation="when_required",  # values carry an xxh3; older servers know no CRC
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path" if endpoint else "auto"},
+    )
+    session = botocore.session.get_session()
+    session.register_component("data_loader", _service_descriptions())
+    region = region or ("us-east-1" if endpoint else None)
+    boto = boto3.session.Session(botocore_session=session)
+    return boto.client("s3", endpoint_url=endpoint, region_name=region, config=config, **credentials)
+
+
 @functools.cache
 def _service_descriptions() -> botocore.loaders.Loader:
     """boto3 parses 70 ms of JSON for a client: once a process (and its forked children)."""
     return botocore.loaders.create_loader()
+
+
+def preload() -> None:
+    """What an opening loads, for the processes that are forked from this one: 0.25 s of each on a CPU."""
+    client = _client("http://localhost", None, aws_access_key_id="-", aws_secret_access_key="-")
+    client.generate_presigned_url("get_object", Params={"Bucket": "-", "Key": "-"})  # sends nothing
+    client.close()
 
 
 def _mark_key(key: str, expires_ms: int) -> str:

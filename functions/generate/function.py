@@ -4,7 +4,7 @@ inputs   samples (SampleBatch, unfinished: responses empty, or as far as a cut l
          caches (keys and values of these, as far as there are any: moves.py)
 weights  policy
 params   GenerateParams
-events   samples   ref SampleBatch of finished samples, `chunk` or more of them except at the end
+events   samples   ref SampleBatch of finished samples, `chunk` or more of them except at the end and after `chunk_s`
          cut       after a cut, `cut_parts` at most: ref SampleBatch of unfinished samples, with what they have
          (both with data {"group", "index", "prompt_length", "length", "finish"}: one number per sample; of a cut, and
          with keep_from, also "caches": for each sample the refs of its keys and values, under caches/<call id>/; none
@@ -16,6 +16,8 @@ ahead    as a replica starts, it loads the policy that its function's hint names
 
 import contextlib
 import dataclasses
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -41,7 +43,9 @@ class GenerateParams(Sampling):
     """What is sampled from (engine/base.py), and in which parts it is handed over."""
 
     chunk: int = 16
-    """Finished samples that are worth an event."""
+    """Finished samples that are worth an event,"""
+    chunk_s: float = math.inf
+    """and seconds after which fewer are, when another one finishes."""
     cut_parts: int = 1
     """Parts that unfinished samples are handed back in after a cut, about alike."""
 
@@ -133,7 +137,7 @@ class GenerateFunction:
         outbox = moves.Outbox(call, context, batch.keys)
         finished: list[Sample] = []
         cut: list[Sample] = []
-        counted = len(done)
+        counted, since_s = len(done), 0.0
 
         def stop() -> bool:
             context.check()
@@ -145,8 +149,9 @@ class GenerateFunction:
                     if sample.finish == Finish.UNFINISHED:
                         cut.append(outbox.add(sample))
                     else:
+                        since_s = since_s if finished else time.monotonic()
                         finished.append(outbox.add(sample))
-                    if len(finished) >= params.chunk:
+                    if len(finished) >= params.chunk or (finished and time.monotonic() - since_s >= params.chunk_s):
                         counted += len(finished)
                         context.progress({"finished": counted, "samples": len(batch)})
                         yield writer.samples(finished, outbox)

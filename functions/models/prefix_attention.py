@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from functions.models.context_parallel import Tokens
 from functions.models.packing import Bucket, Prefix
 
 NAME = "prefix_shared"
@@ -27,13 +28,17 @@ def prefix_attention(
     *,
     prefixes: tuple[Prefix, ...],
     scaling: float | None = None,
+    tokens: Tokens | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """query [1, H, T, D]; key and value [1, K, T, D], K key heads; returns ([1, T, H, D], None).
+    """query [1, H, T, D]; key and value [1, K, T, D], K key heads; returns ([1, T, H, D], None). T with
+    `tokens`: this rank's of all.
 
     Valid where every token may see all before it: no sliding window shorter than the longest sequence, no bias by
     distance, no soft-capped scores, no sinks (forward.py chooses by architecture). Dropout is not applied.
     """
+    if tokens is not None:
+        query, key, value = (tokens.to_heads(states) for states in (query, key, value))
     q, k, v = query[0], key[0], value[0]
     parts: list[Tensor] = []
     for prefix in prefixes:
@@ -41,7 +46,8 @@ def prefix_attention(
         parts.append(_causal(q[:, own], k[:, own], v[:, own], scaling))
         for bucket in prefix.buckets:
             parts.append(_responses(q, k, v, own, bucket, scaling))
-    return torch.cat(parts)[None], None
+    out = torch.cat(parts)[None]
+    return out if tokens is None else tokens.from_heads(out), None
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> Tensor:

@@ -3,7 +3,7 @@
 As a replica starts, it loads the models that its function's hint names (functions/server/preload.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,10 @@ from functions.call.function import Context, FatalError
 from functions.call.inputs import read_samples, sample_name
 from functions.call.params import parse
 from functions.models.forward import Head, output_head, pack_logprobs, pack_topk, pack_values, shares_prefix
-from functions.models.packing import make_packs
-from functions.models.parked import HostMemory, tensors_in
-from functions.models.pretrained import load_causal_lm, load_critic, micro_batch_default, pick_device, pick_dtype
+from functions.models.packing import Pack, make_packs
+from functions.models.pretrained import micro_batch_default, pick_device, pick_dtype
+from functions.models.team import Member, Team, park, unpark
+from functions.models.tensor_parallel import TokenShare
 from functions.weights.local_copy import LocalCopy
 
 
@@ -59,13 +60,45 @@ class _Held:
     """None for a critic."""
 
 
+Key = tuple[str, Version]
+"""The operation, and the version that it asks."""
+
+
+def _keep(member: Member, kept: Sequence[Key]) -> None:
+    member.held = {other: member.held[other] for other in kept}
+
+
+def _hold(member: Member, key: Key, kept: Sequence[Key], directory: Path, dtype: torch.dtype) -> None:
+    """Loads the model of `key` from `directory`, beside those that are `kept`. ValueError where there is none."""
+    _keep(member, kept)
+    model = member.load("causal" if key[0] == "logprobs" else "critic", directory, dtype)
+    member.held[key] = _Held(model, output_head(model) if key[0] == "logprobs" else None)
+
+
+@torch.no_grad()
+def _said(member: Member, key: Key, pack: Pack, temperature: float, top_k: int) -> tuple[Tensor, ...]:
+    """Of each response token of the pack the log-probability, or value [N]; with `top_k` as pack_topk."""
+    held, pack = member.held[key], pack.to(member.device)
+    if held.head is None:
+        return (pack_values(held.model, pack),)
+    tokens = None if member.mesh is None else TokenShare.of(pack, member.mesh)
+    own = pack if tokens is None else tokens.pack(pack)
+    found: tuple[Tensor, ...]
+    if top_k:
+        found = pack_topk(held.model, held.head, own, temperature, top_k)
+    else:
+        found = pack_logprobs(held.model, held.head, own, temperature)[:1]
+    return found if tokens is None else tokens.gather(found)
+
+
 class ReferenceFunction:
     """Holds the models it was asked for last; a version that it does not hold is fetched."""
 
     def __init__(
-        self, *, device: str = "auto", dtype: str = "float32", threads: int | None = None, models: int = 2
+        self, *, device: str = "auto", dtype: str = "float32", threads: int | None = None, models: int = 2, tp: int = 1
     ) -> None:
-        """`models`: how many versions are held at once (a reference and a critic by default)."""
+        """`models`: how many versions are held at once (a reference and a critic by default); `tp`: on how many devices
+        of this replica."""
         try:
             self._device, self._dtype = pick_device(device), pick_dtype(dtype)
         except ValueError as error:
@@ -73,8 +106,7 @@ class ReferenceFunction:
         if threads is not None:
             torch.set_num_threads(threads)
         self._capacity = models
-        self._held: dict[tuple[str, Version], _Held] = {}
-        self._host = HostMemory()
+        self._team = Team(tp, self._device)
         self._critics: dict[str, LocalCopy] = {}
         """By model: critics are trained beside the policy, and their next versions may come as deltas."""
 
@@ -84,11 +116,15 @@ class ReferenceFunction:
         self._model(load.operation, load.weights["model"], context)
 
     def park(self) -> int | None:
-        self._host.park(tensors_in(list(self._held.values())))
-        return max((version.number for _, version in self._held), default=None)
+        self._team(park)
+        return max((version.number for _, version in self._team.member.held), default=None)
 
     def unpark(self) -> None:
-        self._host.unpark()
+        self._team(unpark)
+
+    def close(self) -> None:
+        """Ends the ranks of this replica; the next call starts them again."""
+        self._team.close()
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation == "logprobs":
@@ -107,17 +143,18 @@ class ReferenceFunction:
         with context.phase("read"):
             batch = read_samples(call, context.exchange)
         with context.loading.timed():
-            held = self._model(call.operation, call.weights["model"], context)
+            key = self._model(call.operation, call.weights["model"], context)
         with context.phase("forward"):
-            values, stats, top = self._compute(held, batch, budget, temperature, context, top_k)
+            values, stats, top = self._compute(key, batch, budget, temperature, context, top_k)
         columns = Columns.of(batch, token={column: values.numpy(), **top})
         with context.phase("publish"):
             ref = context.exchange.put(f"{call.prefix}{column}", columns.encode())
         yield Event("done", ref, {**stats, **context.loading.stats()})
 
     def _compute(
-        self, held: _Held, batch: SampleBatch, budget: int | None, temperature: float, context: Context, top_k: int
+        self, key: Key, batch: SampleBatch, budget: int | None, temperature: float, context: Context, top_k: int
     ) -> tuple[Tensor, dict[str, int], dict[str, Float]]:
+        held: _Held = self._team.member.held[key]
         lengths = batch.prompts.lengths[batch.prompt] + batch.responses.lengths
         shared = shares_prefix(held.model.config, int(lengths.max()))
         try:
@@ -130,21 +167,14 @@ class ReferenceFunction:
         top_k = top_k if held.head is None else min(top_k, held.head.weight.shape[0])
         top = {name: torch.zeros((*result.shape, top_k)) for name in ("teacher_logprobs", "teacher_ids") if top_k}
         computed = 0
-        with torch.no_grad():
-            for number, pack in enumerate(packs):
-                context.check()
-                context.progress({"packs": number, "of": len(packs)})
-                placed = pack.to(self._device)
-                if held.head is None:
-                    part = pack_values(held.model, placed)
-                elif top_k:
-                    part, *most = pack_topk(held.model, held.head, placed, temperature, top_k)
-                    for column, values in zip(top.values(), most, strict=True):
-                        column[pack.flat] = values.float().cpu()
-                else:
-                    part, *_ = pack_logprobs(held.model, held.head, placed, temperature)
-                result[pack.flat] = part.cpu()
-                computed += pack.tokens.numel()
+        for number, pack in enumerate(packs):
+            context.check()
+            context.progress({"packs": number, "of": len(packs)})
+            part, *most = self._team(_said, key, pack, temperature, top_k)
+            for column, values in zip(top.values(), most, strict=True):
+                column[pack.flat] = values.float().cpu()
+            result[pack.flat] = part.cpu()
+            computed += pack.tokens.numel()
         bad = (~torch.isfinite(result)).nonzero()
         if len(bad):
             token = int(bad[0, 0])
@@ -159,15 +189,16 @@ class ReferenceFunction:
         }
         return result, stats, {name: values.numpy() for name, values in top.items()}
 
-    def _model(self, operation: str, version: Version, context: Context) -> _Held:
-        key = (operation, version)
-        if key in self._held:
-            self._held[key] = self._held.pop(key)  # the latest used is last
-            return self._held[key]
+    def _model(self, operation: str, version: Version, context: Context) -> Key:
+        key, held = (operation, version), self._team.member.held
+        if key in held:
+            held[key] = held.pop(key)  # the latest used is last
+            return key
+        kept = list(held)
         if operation == "values":  # the critic before it is of no more use, and its files are about to change
-            self._held = {k: v for k, v in self._held.items() if (k[0], k[1].model) != (operation, version.model)}
-        while len(self._held) >= self._capacity:
-            del self._held[next(iter(self._held))]
+            kept = [other for other in kept if (other[0], other[1].model) != (operation, version.model)]
+            self._team(_keep, kept)
+        kept = kept[max(0, len(kept) + 1 - self._capacity) :]
         copy = LocalCopy(Path(context.scratch) / "reference")
         if operation == "values":
             root = Path(context.scratch) / "critics" / version.model
@@ -175,9 +206,7 @@ class ReferenceFunction:
         try:
             directory = copy.bring(context.exchange, version, context.phase).directory
             with context.phase("load"):
-                load = load_causal_lm if operation == "logprobs" else load_critic
-                model = load(directory, dtype=self._dtype, device=str(self._device))
-            held = _Held(model.requires_grad_(False), output_head(model) if operation == "logprobs" else None)
+                self._team(_hold, key, kept, directory, self._dtype)
         except ValueError as error:
             copy.drop()
             raise FatalError(str(error)) from error
@@ -185,5 +214,4 @@ class ReferenceFunction:
             copy.settle()
         else:
             copy.drop()
-        self._held[key] = held
-        return held
+        return key

@@ -70,15 +70,16 @@ LOCAL = "local"
 
 
 class RewardFunction:
-    """Keeps tokenizers and the reward model between calls. `device` and `dtype` are the reward model's."""
+    """Keeps tokenizers and the reward model between calls. `device` and `dtype` are the reward model's; `tp`: on how
+    many devices of this replica it lies."""
 
-    def __init__(self, *, device: str = "auto", dtype: str = "float32") -> None:
-        self._device, self._dtype = device, dtype
+    def __init__(self, *, device: str = "auto", dtype: str = "float32", tp: int = 1) -> None:
+        self._device, self._dtype, self._tp = device, dtype, tp
         self._tokenizers: dict[str, Tokenizer] = {}
-        self._model: tuple[Version, Any] | None = None
+        self._model: Version | None = None
         self._sandbox: tuple[str, Sandbox] | None = None
-        self._host: Any = None
-        """HostMemory, where there is a model."""
+        self._team: Any = None
+        """Where there is a model."""
 
     def load_ahead(self, load: Load, context: Context) -> None:
         if load.operation != "score" or "model" not in load.weights:
@@ -89,15 +90,21 @@ class RewardFunction:
     def park(self) -> int | None:
         if self._model is None:
             return None
-        from functions.models.parked import HostMemory, tensors_in
+        from functions.models.team import park
 
-        self._host = self._host or HostMemory()
-        self._host.park(tensors_in(self._model[1]))
-        return self._model[0].number
+        self._team(park)
+        return self._model.number
 
     def unpark(self) -> None:
-        if self._host is not None:
-            self._host.unpark()
+        if self._model is not None:
+            from functions.models.team import unpark
+
+            self._team(unpark)
+
+    def close(self) -> None:
+        """Ends the ranks of this replica; the next call starts them again."""
+        if self._team is not None:
+            self._team.close()
 
     def call(self, call: Call, context: Context) -> Iterator[Event]:
         if call.operation != "score":
@@ -176,32 +183,30 @@ class RewardFunction:
         from functions.reward.model import RewardModel
 
         version = call.weights["model"]
-        model = self._hold(version, context)
+        self._hold(version, context)
         manifest, policy = (read_manifest(context.exchange, call.weights[role]) for role in ("model", "policy"))
         same = _tokenizer_file(manifest, version) == _tokenizer_file(policy, call.weights["policy"])
         tokenizer = None if same else self._tokenizer(manifest, context)
         name, budget = f"reward model {label(version)}", params.micro_batch_tokens
-        return RewardModel(name, model, tokenizer, budget, context.check)
+        return RewardModel(name, self._team, tokenizer, budget, context.check)
 
-    def _hold(self, version: Version, context: Context) -> Any:
-        """The reward model `version`, a PreTrainedModel."""
-        from functions.models.pretrained import (  # torch: only where there is a model
-            load_reward_model,
-            pick_device,
-            pick_dtype,
-        )
+    def _hold(self, version: Version, context: Context) -> None:
+        """Has every rank hold the reward model `version`."""
+        from functions.models.pretrained import pick_device, pick_dtype  # torch: only where there is a model
+        from functions.models.team import Team
+        from functions.reward.model import hold
         from functions.weights.materialize import materialize
 
-        if self._model is not None and self._model[0] == version:
-            return self._model[1]
+        if self._model == version and self._team.member.held:
+            return
         self._model = None
         directory = materialize(context.exchange, version, Path(context.scratch) / "reward-model")
         try:
-            device, dtype = str(pick_device(self._device)), pick_dtype(self._dtype)
-            self._model = (version, load_reward_model(directory, dtype=dtype, device=device))
+            self._team = self._team or Team(self._tp, pick_device(self._device))
+            self._team(hold, directory, pick_dtype(self._dtype))
         except ValueError as error:
             raise FatalError(str(error)) from error
-        return self._model[1]
+        self._model = version
 
     def _items(self, batch: SampleBatch, call: Call, context: Context) -> list[Item]:
         tokenizer = self._tokenizer(read_manifest(context.exchange, call.weights["policy"]), context)

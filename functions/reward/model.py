@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
-from transformers import PreTrainedModel
 
 from functions.models.pretrained import backbone, score_head
+from functions.models.team import Member, Team
 from functions.reward.scorer import Failed, Item, Scored, checked
 
 
@@ -19,7 +20,7 @@ class RewardModel:
     tokens by their names)."""
 
     name: str
-    model: PreTrainedModel
+    team: Team
     tokenizer: Tokenizer | None
     micro_batch_tokens: int
     tick: Callable[[], None]
@@ -29,7 +30,7 @@ class RewardModel:
         scores = np.zeros(len(items))
         for batch in token_batches([len(row) for row in rows], self.micro_batch_tokens):
             self.tick()
-            scores[batch] = self._forward([rows[i] for i in batch])
+            scores[batch] = self.team(_scores, [rows[i] for i in batch])
         return [checked(float(score), self.name, item) for score, item in zip(scores, items, strict=True)]
 
     def _tokens(self, item: Item) -> npt.NDArray[np.int32]:
@@ -37,18 +38,25 @@ class RewardModel:
             return np.concatenate((item.prompt_tokens, item.response_tokens))
         return np.array(self.tokenizer.encode(item.text, add_special_tokens=False).ids, np.int32)
 
-    @torch.inference_mode()
-    def _forward(self, rows: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.float64]:
-        lengths = torch.tensor([len(row) for row in rows])
-        tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)  # [B, T], padded at the right
-        for i, row in enumerate(rows):
-            tokens[i, : len(row)] = torch.from_numpy(row.astype(np.int64))
-        mask = (torch.arange(tokens.shape[1])[None] < lengths[:, None]).long()
-        device = self.model.device
-        states = backbone(self.model)(input_ids=tokens.to(device), attention_mask=mask.to(device)).last_hidden_state
-        last = states[torch.arange(len(rows), device=device), (lengths - 1).to(device)]  # [B, H]
-        scores: npt.NDArray[np.float64] = score_head(self.model)(last).squeeze(-1).double().cpu().numpy()
-        return scores
+
+def hold(member: Member, directory: Path, dtype: torch.dtype) -> None:
+    """Loads the reward model of `directory`. ValueError where there is none."""
+    member.held = {}
+    member.held["model"] = member.load("reward", directory, dtype)
+
+
+@torch.no_grad()
+def _scores(member: Member, rows: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.float64]:
+    model, device = member.held["model"], member.device
+    lengths = torch.tensor([len(row) for row in rows])
+    tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)  # [B, T], padded at the right
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = torch.from_numpy(row.astype(np.int64))
+    mask = (torch.arange(tokens.shape[1])[None] < lengths[:, None]).long()
+    states = backbone(model)(input_ids=tokens.to(device), attention_mask=mask.to(device)).last_hidden_state
+    last = states[torch.arange(len(rows), device=device), (lengths - 1).to(device)]  # [B, H]
+    scores: npt.NDArray[np.float64] = score_head(model)(last).squeeze(-1).double().cpu().numpy()
+    return scores
 
 
 def token_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:

@@ -26,13 +26,13 @@ from functions.call.function import Cancelled, Context, FatalError, Function, Re
 from functions.call.meter import LoadTime, Meter
 from functions.exchange.base import Corrupt, Data, Exchange, NotFound, Unavailable, Unsuitable
 from functions.exchange.node import node_of
-from functions.exchange.open import opened_as
 from functions.server.profile import profiled
 
 VALUES_LIFETIME_S = 2 * 86400.0
 LOG_LIFETIME_S = 86400.0
 """Shorter than that of the values, so that no entry outlives what it names."""
-WATCH_S = 1.0
+WATCH_S, SHORT_S = 1.0, 0.1
+"""How often the watch for a cut looks whether the call has ended; and how long a call may be that none looks at."""
 
 log = logging.getLogger(__name__)
 
@@ -145,11 +145,14 @@ class Attempt:
     def __post_init__(self) -> None:
         self.meter = Meter(self.call.operation, self.call.trace)
 
-    def run(self, function: Callable[[], Function], exchange: Callable[[], Exchange], scratch: str) -> Outcome:
-        """Sends the events of the call. Failures are sent as an `error` event, never raised."""
+    def run(
+        self, function: Callable[[], Function], exchange: Callable[[], Exchange], scratch: str,
+        opened: tuple[str, str] | None = None,
+    ) -> Outcome:  # fmt: skip
+        """Sends the events of the call. Failures are sent as an `error` event, never raised. `opened`: as Context's."""
         self.meter.begun("start")  # until this thread was free, and had loaded the function
         try:
-            return self._run(function, exchange(), scratch)
+            return self._run(function, exchange(), scratch, opened)
         except Cancelled:
             return "cancelled"
         except FatalError as error:
@@ -175,7 +178,9 @@ class Attempt:
         """Where the time went, before the last line."""
         self.send(Event("progress", data={"meter": self.meter.to_json()}).to_line())
 
-    def _run(self, function: Callable[[], Function], exchange: Exchange, scratch: str) -> Outcome:
+    def _run(
+        self, function: Callable[[], Function], exchange: Exchange, scratch: str, opened: tuple[str, str] | None
+    ) -> Outcome:
         record = CallLog(exchange, self.call)
         prior: list[Event] = []
         stop = threading.Event()
@@ -191,7 +196,7 @@ class Attempt:
                 own = OwnFolder(exchange, self.call.prefix, folder, self.meter)
                 context = Context(
                     own, scratch, iter(prior), self.cut, self.cancelled, self.progress.update, self.meter, self.loading,
-                    node_of(exchange), opened_as(exchange),
+                    node_of(exchange), opened,
                 )  # fmt: skip
                 try:
                     self._once(function(), record, context, prior)
@@ -224,7 +229,7 @@ class Attempt:
 
     def _watch(self, exchange: Exchange, stop: threading.Event) -> None:
         """Sets `cut` when the key that asks for it appears."""
-        while not stop.is_set():
+        while not stop.wait(SHORT_S):
             try:
                 if exchange.wait(self.call.cut_key, WATCH_S):
                     self.cut.set()

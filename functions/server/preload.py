@@ -21,7 +21,6 @@ from functions.call import userfile
 from functions.call.function import Context, Function, LoadsAhead, ReplicaBroken
 from functions.call.meter import LoadTime, Meter
 from functions.exchange.base import Exchange, NotFound
-from functions.exchange.open import opened_as
 from functions.server.attempt import Attempt, OwnFolder
 
 log = logging.getLogger(__name__)
@@ -42,8 +41,9 @@ class Ahead:
         return self._loaded_s - self._begun_s
 
     def load(
-        self, function: Function, exchange: Callable[[], Exchange], name: str, scratch: str, idle: Callable[[], bool]
-    ) -> None:
+        self, function: Function, exchange: Callable[[], Exchange], name: str, scratch: str, idle: Callable[[], bool],
+        place: tuple[str, str],
+    ) -> None:  # fmt: skip
         """Loads what the hint of function `name` names, as long as `idle`: no call has come. Raises nothing."""
         if not isinstance(function, LoadsAhead):
             return
@@ -56,7 +56,7 @@ class Ahead:
         self.meter = Meter("load ahead")
         self._begun_s = self._loaded_s = time.monotonic()
         own = OwnFolder(opened, "", "", self.meter)
-        context = Context(own, scratch, meter=self.meter, opened=opened_as(opened))
+        context = Context(own, scratch, meter=self.meter, opened=place)
         for load in loads:
             if not idle():
                 break

@@ -27,6 +27,9 @@ def preload(kinds: Sequence[str], scratch: str | None) -> None:
         with suppress(FatalError):
             load(kind)
     if {"generate", "reference", "train"} & set(kinds):
+        from functions.exchange import s3
+
+        s3.preload()
         warm_functions(kinds, scratch)
 
 

@@ -43,6 +43,7 @@ class Work:
 
     def __init__(self, settings: Settings, scratch: str, about: About) -> None:
         self.settings, self.scratch, self.about = settings, scratch, about
+        self.place = settings.exchange, settings.job
         self.queue: queue.SimpleQueue[Open | Callable[[], None] | None] = queue.SimpleQueue()
         self.parked = False
         self.waits = threading.Event()
@@ -70,7 +71,7 @@ class Work:
             trace = {"trace": attempt.meter.trace_id} if call.trace else {}
             self.about.call = {"step": call.step, "call": call.id} | trace
             log.info("%s begins", call.operation)
-            outcome = attempt.run(self.function, self.exchange, self.scratch)
+            outcome = attempt.run(self.function, self.exchange, self.scratch, self.place)
             finish_printed()
             log.info("%s ends: %s after %.3f s", call.operation, outcome, attempt.meter.now_s())
             self.about.call = {}
@@ -95,7 +96,7 @@ class Work:
 
     def exchange(self) -> Exchange:
         if self._opened is None:
-            self._opened = open_exchange(self.settings.exchange, self.settings.job)
+            self._opened = open_exchange(*self.place)
         return self._opened
 
     def load_ahead(self, server: Server) -> None:
@@ -103,7 +104,8 @@ class Work:
         self._ahead = ahead = Ahead()
         server.loading = True
         if self._made is not None and not server.draining and self.queue.empty():
-            ahead.load(self._made, self.exchange, str(self.about.process["function"]), self.scratch, self.queue.empty)
+            name = str(self.about.process["function"])
+            ahead.load(self._made, self.exchange, name, self.scratch, self.queue.empty, self.place)
         server.loading = False
         finish_printed()
         if ahead.broken:  # a call that has come is lost, and made again elsewhere

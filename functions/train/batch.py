@@ -19,8 +19,6 @@ from functions.call.function import FatalError
 from functions.call.train_params import TrainParams
 from functions.train.named import named
 
-NOTHING_LEFT = "every sample is dropped, nothing is left to train on"
-
 
 @dataclass(frozen=True)
 class TrainBatch:
@@ -36,6 +34,8 @@ class TrainBatch:
     mismatch: Tensor = field(init=False)
     """[S], filled as the packs pass (mismatch.py); nan: not yet, or the sample does not train."""
 
+    difference: Tensor = field(init=False)
+    """[N], as `mismatch`, with its sign; nan of what does not train."""
     advantage: Tensor = field(init=False)
     """[S], as `mismatch`: the mean advantage of a sample's tokens."""
     kept_mass: Tensor = field(init=False)
@@ -48,6 +48,7 @@ class TrainBatch:
     def __post_init__(self) -> None:
         for name in ("mismatch", "advantage"):
             object.__setattr__(self, name, torch.full((self.count,), torch.nan))
+        object.__setattr__(self, "difference", torch.full_like(self.mask, torch.nan))
         for name in ("kept_mass", "entropy", "squared_mass"):
             object.__setattr__(self, name, torch.zeros_like(self.mask))
 
@@ -91,14 +92,6 @@ class Targets:
 
 
 def build(samples: SampleBatch, columns: Columns, params: TrainParams) -> TrainBatch:
-    """Filters and masks. FatalError when no sample has a trained token."""
-    batch = masked(samples, columns, params)
-    if not bool((batch.mask == 1).any()):
-        raise FatalError("the batch trains nothing: every response is empty, masked or filtered out")
-    return batch
-
-
-def masked(samples: SampleBatch, columns: Columns, params: TrainParams) -> TrainBatch:
     """Filters and masks: what the groups at hand decide, also where nothing of them trains."""
     sample = {name: torch.from_numpy(values) for name, values in columns.sample.items()}
     token = {name: torch.from_numpy(values) for name, values in columns.token.items()}

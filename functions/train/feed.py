@@ -22,7 +22,6 @@ from functions.call.function import Context, FatalError
 from functions.call.inputs import without
 from functions.call.params import parse
 from functions.exchange.base import NotFound
-from functions.train.batch import NOTHING_LEFT
 from functions.train.gang import Ranks
 
 LOOK_S = 1.0
@@ -108,7 +107,7 @@ class Intake:
         self._dropped: set[tuple[int, int]] = set()
 
     def take(self, parts: Sequence[FeedPart]) -> tuple[SampleBatch, Columns] | None:
-        """The samples of the parts' groups, sorted, without the dropped; None when there are none.
+        """The samples of the parts' groups, sorted, without the dropped; None when no group is whole.
 
         Raises FatalError for a group that is given twice, WireError for a sample that a column lacks.
         """
@@ -137,11 +136,8 @@ class Intake:
             raise FatalError(
                 f"feed: ended without group {left[0]} ({len(left)} groups have samples and were not named)"
             )
-        found = self._joined(SampleBatch.concat(self._samples).in_order()) if self._samples else None
-        if found is None:
-            raise FatalError(NOTHING_LEFT)
-        return found
+        return self._joined(SampleBatch.concat(self._samples).in_order())
 
-    def _joined(self, batch: SampleBatch) -> tuple[SampleBatch, Columns] | None:
+    def _joined(self, batch: SampleBatch) -> tuple[SampleBatch, Columns]:
         batch = without(batch, self._dropped)
-        return (batch, Columns.align(batch, self._columns)) if len(batch) else None
+        return batch, Columns.align(batch, self._columns)

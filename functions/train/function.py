@@ -25,12 +25,12 @@ from functions.exchange.base import NotFound
 from functions.models.packing import Pack
 from functions.models.parked import HostMemory
 from functions.models.pretrained import pick_device
-from functions.train.batch import NOTHING_LEFT, Targets, TrainBatch, after_entropy, build, targets
+from functions.train.batch import Targets, TrainBatch, after_entropy, build, targets
 from functions.train.feed import Feed
 from functions.train.fused import run_fused
 from functions.train.gang import ALONE, GangParams, Ranks, meet
 from functions.train.kept import Kept
-from functions.train.measured import memory, rank_tokens, reset_peak
+from functions.train.measured import memory, rank_tokens, reset_peak, skipped
 from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
 from functions.train.progress import Progress
@@ -227,6 +227,8 @@ def optimizing(state: TrainState, batch: TrainBatch, params: TrainParams, contex
     """As `optimize`; what an optimizer step adds up is handed out, to be run before the next is asked for."""
     check_versions(batch.samples, state.version, params)
     prefix, progress = "actor" if params.objective == "policy" else "critic", Progress(context)
+    if not batch.trained_rows():
+        return skipped(state, batch, params)
     with training(state.model, params):
         old = _old_logprobs(state, batch, params, share_of(state, batch, batch.trained_rows(), params), progress)
         correction = whole_correction(batch, old, params)
@@ -247,6 +249,10 @@ def optimizing(state: TrainState, batch: TrainBatch, params: TrainParams, contex
                 progress.stage(f"epoch {epoch + 1}, mini-batch {number + 1}", len(own.packs))
                 step = yield from _one_step(state, own, rows, batch, goal, old, kept, params, progress)
                 parts.append(step)
+    if not any(parts):
+        return skipped(state, given, params)
+    if empty := parts.count({}):
+        goal.metrics[f"{prefix}/skipped_updates"], parts = float(empty), [step for step in parts if step]
     metrics = {name: _over_steps(name, parts) for name in parts[0]} | goal.metrics
     metrics[f"{prefix}/lr"] = parts[-1][f"{prefix}/lr"]
     if drawn is not None:
@@ -270,6 +276,8 @@ def _one_step(
     check: Check,
 ) -> Generator[Work, None, dict[str, float]]:
     totals = denominators(batch, rows, kept, params)
+    if not totals.trained.tokens:
+        return {}  # correction.reject has left nothing of the mini-batch
 
     def work(some: Share) -> Work:
         return Work(state.forward, some, batch, goal, old, totals, params, check)
@@ -337,6 +345,4 @@ def _after(parent: Version, params: TrainParams, identity: str) -> Version:
 
 def _batch(call: Call, params: TrainParams, context: Context) -> TrainBatch:
     samples = without(read_samples(call, context.exchange), set(params.dropped))
-    if not len(samples):
-        raise FatalError(NOTHING_LEFT)
     return build(samples, read_columns(call, samples, context.exchange), params)

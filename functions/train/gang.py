@@ -90,12 +90,17 @@ class Ranks:
 
     def count(self, axis: str) -> int:
         """and of how many."""
-        return 1 if self.mesh is None else self.mesh[axis].size()
+        return 1 if self.mesh is None else self.mesh.size(AXES.index(axis))  # `mesh[axis]` makes a mesh: 1 ms
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """Which of how many parts FSDP2 gives this rank of a layer: they are dealt over dp and cp."""
+        return self.place("dp") * self.count("cp") + self.place("cp"), self.count("dp") * self.count("cp")
 
     @property
     def writes(self) -> bool:
         """Whether it publishes what all ranks of its stage have alike."""
-        return self.place("dp") == self.place("tp") == 0
+        return self.place("dp") == self.place("cp") == self.place("tp") == 0
 
     @property
     def _ahead(self) -> bool:

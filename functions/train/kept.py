@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from functions.base.wire import Version
+from functions.call.parallel import AXES
+from functions.models.tensor_parallel import local
 from functions.train.gang import Ranks
 from functions.train.optimizer import MASTER, Optimizer
 
@@ -27,9 +28,8 @@ class Kept:
 
     @classmethod
     def of(cls, version: Version, structure: object, ranks: Ranks, optimizer: Optimizer) -> Self:
-        weights = {name: _local(parameter) for name, parameter in optimizer.named.items()}
-        moments = {name: _local(moment) for name, moment in optimizer.state().items()}
-        return cls(version, _place(structure, ranks), weights | moments)
+        weights = {name: local(parameter) for name, parameter in optimizer.named.items()}
+        return cls(version, _place(structure, ranks), weights | optimizer.rows)
 
 
 def kept_for(kept: Sequence[Kept], version: Version, structure: object, ranks: Ranks) -> Mapping[str, Tensor]:
@@ -42,9 +42,5 @@ def kept_for(kept: Sequence[Kept], version: Version, structure: object, ranks: R
     return {name: rows for own, rows in found.items() for name in (own, MASTER + own)}
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-
-
 def _place(structure: object, ranks: Ranks) -> object:
-    return structure, [(ranks.place(axis), ranks.count(axis)) for axis in ("pp", "dp", "tp")]
+    return structure, [(ranks.place(axis), ranks.count(axis)) for axis in AXES]

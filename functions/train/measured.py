@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from functions.train.batch import TrainBatch
+from functions.call.train_params import TrainParams
+from functions.train.batch import TrainBatch, length_metrics
 from functions.train.gang import Ranks
 from functions.train.state import TrainState
-from functions.train.update import token_counts
+from functions.train.update import token_counts, told
 
 GB = 2.0**30
 STATM = Path("/proc/self/statm")
@@ -47,6 +48,22 @@ def rank_tokens(state: TrainState, batch: TrainBatch, worked: int) -> dict[str, 
     lengths = token_counts(batch)
     computed = [int(part["tokens"]) for part in state.ranks.gather({"tokens": worked}, "dp")]
     return sequence_lengths([int(lengths[row]) for row in batch.trained_rows()], computed)
+
+
+def skipped(
+    state: TrainState, batch: TrainBatch, params: TrainParams
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """(metrics, stats, carry) of a step that has nothing to train: every response is dropped, empty, masked, filtered
+    out or rejected. The next version has the same weights, and the job goes on: resume would come to the same step."""
+    prefix = "actor" if params.objective == "policy" else "critic"
+    metrics, scores = dict[str, float](), batch.sample.get(params.score.column)
+    if len(batch.samples):
+        metrics = length_metrics(batch.samples)
+    if scores is not None and len(scores):
+        metrics["critic/score/mean"] = float(scores.double().mean())
+    metrics, stats = told(state, batch, metrics | {f"{prefix}/skipped_updates": 1.0, f"{prefix}/grad_norm": 0.0})
+    stats |= {"optimizer_steps": 0, "packs": 0, "computed_tokens": 0, "shared_prefix": 0}
+    return metrics, stats | rank_tokens(state, batch, 0), state.carry
 
 
 def sequence_lengths(tokens: Sequence[int], computed: Sequence[int]) -> dict[str, float]:

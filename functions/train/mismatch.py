@@ -1,19 +1,25 @@
 """What training says of each sample: the mean advantage of its tokens, and how far its log-probabilities by the trainer
-lie from the engine's: mean |old - rollout| of its tokens, both of the distribution that was sampled from.
+lie from the engine's: mean |old - rollout| of its tokens, both of the distribution that was sampled from. Of the first
+samples that of each token.
 
 The batch's own number is rollout_corr/abs_diff_mean (algorithms/correction.py); this says which samples it comes from.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from functions.base.samples import Columns
+from functions.base.samples import Columns, Ragged
 from functions.models.packing import Pack
 from functions.train.batch import TrainBatch
 from functions.train.gang import Ranks
+
+TOLD = 64
+"""Samples whose tokens are told: as many as a run keeps of a step (telemetry.samples)."""
 
 
 def note(batch: TrainBatch, pack: Pack, old: Tensor, tensors: Mapping[str, Tensor]) -> None:
@@ -22,9 +28,11 @@ def note(batch: TrainBatch, pack: Pack, old: Tensor, tensors: Mapping[str, Tenso
     A sample is in one pack only, and `old` the same in every epoch, so that it does not matter how often.
     """
     mask, rows = tensors["mask"], list(pack.rows)
+    off = old - tensors["rollout_logprobs"]
+    batch.difference[pack.flat.cpu()] = off.float().where(mask == 1, torch.nan).cpu()
     counts = torch.zeros(batch.count, device=old.device).index_add_(0, tensors["segment"], mask)
     for said, values in (
-        (batch.mismatch, (old - tensors["rollout_logprobs"]).abs()),
+        (batch.mismatch, off.abs()),
         (batch.advantage, tensors["advantages"]),
     ):
         sums = torch.zeros_like(counts).index_add_(0, tensors["segment"], values.float() * mask)
@@ -33,13 +41,19 @@ def note(batch: TrainBatch, pack: Pack, old: Tensor, tensors: Mapping[str, Tenso
 
 def mismatch_columns(batches: Sequence[TrainBatch], ranks: Ranks) -> Columns:
     """Sample columns `mismatch` and `advantage` of all trained samples, whichever rank had them; in the order (group,
-    index)."""
-    own: list[tuple[int, int, float, float]] = []
+    index). Token column `difference`, of the first TOLD of them; the others have no tokens here."""
+    own: list[tuple[Any, ...]] = []
     for batch in batches:
-        said = zip(batch.samples.keys, batch.mismatch.tolist(), batch.advantage.tolist(), strict=True)
-        own += [(*key, off, advantage) for key, off, advantage in said if np.isfinite(off)]
-    parts = ranks.gather({"samples": own})
-    whole = sorted({(row[0], row[1]): tuple(row) for part in parts for row in part["samples"]}.values())
-    group, index = (np.array([row[k] for row in whole], np.int32) for k in (0, 1))
-    found = {name: np.array([row[k] for row in whole], np.float32) for k, name in ((2, "mismatch"), (3, "advantage"))}
-    return Columns(group, index, np.zeros(len(whole), np.int32), sample=found)
+        rows = Ragged(batch.difference.numpy(), batch.samples.responses.lengths).rows()
+        said = zip(batch.samples.keys, batch.mismatch.tolist(), batch.advantage.tolist(), rows, strict=True)
+        own += [(*key, *values) for key, *values in said if np.isfinite(values[0])]
+    own.sort(key=lambda sample: sample[:2])
+    parts = ranks.gather({"samples": [s[:4] for s in own], "tokens": [s[4].tolist() for s in own[:TOLD]]})
+    both: list[tuple[Any, Any]] = [
+        pair for part in parts for pair in zip_longest(part["samples"], part["tokens"], fillvalue=())
+    ]
+    whole = sorted({(sample[0], sample[1]): (tuple(sample), tokens) for sample, tokens in both}.values())
+    group, index = (np.array([sample[k] for sample, _ in whole], np.int32) for k in (0, 1))
+    found = {name: np.array([s[k] for s, _ in whole], np.float32) for k, name in ((2, "mismatch"), (3, "advantage"))}
+    told = Ragged.from_rows([tokens if k < TOLD else () for k, (_, tokens) in enumerate(whole)], np.float32)
+    return Columns(group, index, told.lengths, sample=found, token={"difference": told.flat})

@@ -1,5 +1,5 @@
-"""The forward pass as one module that a mesh shards (FSDP2 over dp, tensor_parallel.py), and each rank's share of the
-packs.
+"""The forward pass as one module that a mesh shards (FSDP2 over dp, and within a layer
+functions/models/tensor_parallel.py), and each rank's share of the packs.
 
     rank r   all-gather a layer -> forward -> ... -> backward -> reduce-scatter (sum)         for each of its packs
 A pack's loss is divided by the totals of the whole batch (step.py), so gradients are added over ranks, not averaged:
@@ -21,11 +21,12 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from functions.algorithms.truncation import WHOLE, Truncation
+from functions.models.context_parallel import share_tokens
 from functions.models.forward import Head, all_states, pack_logprobs, pack_values
 from functions.models.packing import Pack
 from functions.models.pretrained import backbone, lm_head
+from functions.models.tensor_parallel import TokenShare, split_layers
 from functions.train.pipeline import Passes, Stage, execute, forwards, one_f_one_b
-from functions.train.tensor_parallel import TokenShare, split_layers
 
 PACKS_PER_RANK = 2
 """Packs are made small enough that each rank gets about so many: their loads can then be balanced; of a pipeline each
@@ -39,8 +40,8 @@ class Forward(nn.Module):
     def __init__(self, model: PreTrainedModel, head: Head | None) -> None:
         super().__init__()
         self.model = model
-        self.tp: DeviceMesh | None = None
-        """The ranks that share the layers."""
+        self.shared: DeviceMesh | None = None
+        """The ranks that share the layers (tp), or a pack's tokens (cp)."""
         self.stage: Stage | None = None
         """Of a pipeline."""
         self.policy = head is not None
@@ -55,8 +56,8 @@ class Forward(nn.Module):
         """
         if self.stage is not None and not self.stage.last:
             return (all_states(self.model, pack, inputs),)
-        if self.tp is not None:
-            tokens = TokenShare.of(pack, self.tp)
+        if self.shared is not None:
+            tokens = TokenShare.of(pack, self.shared)
             own = self._outputs(tokens.pack(pack), temperature, truncation, inputs=inputs, **tokens.options(more))
             return tokens.gather(own)
         return self._outputs(pack, temperature, truncation, inputs=inputs, **more)
@@ -76,7 +77,11 @@ def shard(forward: Forward, mesh: DeviceMesh) -> None:
 
     With tp a layer's parameters are divided over tp first, then over dp; those of embedding and head over both at once.
     """
-    dp, rest = mesh["dp"], mesh["dp"]
+    dp = mesh["dp"]
+    if mesh["cp"].size() > 1:
+        forward.shared, dp = mesh["cp"], mesh["dp", "cp"]._flatten("dp_cp")
+        share_tokens(forward.model, mesh["cp"])
+    rest = dp
     unit_names = set(forward.model._no_split_modules or ())
     layers = [
         layer
@@ -86,7 +91,7 @@ def shard(forward: Forward, mesh: DeviceMesh) -> None:
         if type(layer).__name__ in unit_names
     ]
     if mesh["tp"].size() > 1:
-        forward.tp, rest = mesh["tp"], mesh["dp", "cp", "tp"]._flatten("dp_cp_tp")
+        forward.shared, rest = mesh["tp"], mesh["dp", "cp", "tp"]._flatten("dp_cp_tp")
         split_layers(forward.model, mesh["tp"], last=forward.stage is None or forward.stage.last)
         ends = {forward.model.get_input_embeddings(), forward.model.get_output_embeddings()}
         parts = [part for part in backbone(forward.model).children() if part not in ends]
@@ -102,11 +107,11 @@ def shard(forward: Forward, mesh: DeviceMesh) -> None:
 
 def placed(tensor: Tensor, like: Tensor) -> Tensor:
     """`tensor` where and as `like` is: of a sharded one `tensor` is the rank's own rows (parts.py)."""
-    local = tensor.to(like.device)
+    own = tensor.to(like.device)
     if not isinstance(like, DTensor):
-        return local
+        return own
     return DTensor.from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
 
 

@@ -53,12 +53,12 @@ def fetch_own(
             yield name, _columns(swapped.pop(name), likes[name][0].shape, ranks)
 
 
-def own_blocks(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Blob]:
+def own_blocks(tensors: Iterable[tuple[str, Tensor]], ranks: Ranks) -> dict[str, Blob]:
     """The blocks that this rank writes of each tensor; of one that is not sharded, rank 0 all. All ranks that hold a
     part of one call it with the same names in the same order, and wait for each other.
     """
     found: dict[str, Blob] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in tensors:
         if not isinstance(tensor, DTensor):
             if ranks.writes:
                 found[name] = whole_blob(name, tensor)
@@ -131,7 +131,7 @@ def _by_columns(tensor: Tensor) -> bool:
 
 def _rows_at(tensor: DTensor, ranks: Ranks, dp: int, tp: int) -> tuple[int, int]:
     """The rows that the rank at this place of the mesh reads and writes (functions/train/parallel.py: shard)."""
-    sizes, rows, over = (ranks.count("dp"), ranks.count("tp")), (0, tensor.shape[0]), tensor.placements[-1]
+    sizes, rows, over = (ranks.shard[1], ranks.count("tp")), (0, tensor.shape[0]), tensor.placements[-1]
     if tensor.device_mesh.mesh_dim_names == ("dp_cp_tp",):
         return _part(rows, sizes[0] * sizes[1], dp * sizes[1] + tp)
     if tensor.device_mesh.ndim == 1 or over.is_replicate():
@@ -142,19 +142,19 @@ def _rows_at(tensor: DTensor, ranks: Ranks, dp: int, tp: int) -> tuple[int, int]
 
 
 def _held(tensor: DTensor, ranks: Ranks) -> tuple[int, int]:
-    return _rows_at(tensor, ranks, ranks.place("dp"), ranks.place("tp"))
+    return _rows_at(tensor, ranks, ranks.shard[0], ranks.place("tp"))
 
 
 def _writers(tensor: DTensor, ranks: Ranks) -> dict[int, tuple[int, int]]:
     """The rows that each rank writes: of what all of tp hold alike, the first of them."""
     assert ranks.mesh is not None, "of a gang"
-    places: Tensor = ranks.mesh.mesh[ranks.place("pp"), :, 0]
+    places: Tensor = ranks.mesh.mesh[ranks.place("pp")].flatten(0, 1)
     alike = tensor.device_mesh.mesh_dim_names != ("dp_cp_tp",) and (
         tensor.device_mesh.ndim == 1 or tensor.placements[-1].is_replicate()
     )
     return {
         int(places[dp, tp]): _rows_at(tensor, ranks, dp, tp)
-        for dp in range(ranks.count("dp"))
+        for dp in range(ranks.shard[1])
         for tp in range(1 if alike else ranks.count("tp"))
     }
 

@@ -52,7 +52,7 @@ class Stage:
 
     @property
     def last(self) -> bool:
-        return self.place == self.mesh["pp"].size() - 1
+        return self.place == self.mesh.size(0) - 1
 
     @property
     def copied(self) -> str | None:
@@ -92,7 +92,7 @@ def cut(model: PreTrainedModel, mesh: DeviceMesh) -> Stage | None:
 
     ValueError for a model that has no split points, or fewer layers than there are stages.
     """
-    count = mesh["pp"].size()
+    count = mesh.size(0)
     if count == 1:
         return None
     inner, config = backbone(model), model.config

@@ -1,7 +1,7 @@
 """What a trainer holds of one version: model, optimizer, numbers that go from step to step. Load and publish."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -39,10 +39,13 @@ class Structure:
     objective: str
     dtype: str
     lora: LoraParams | None
+    optimizer: str
+    optimizer_offload: bool
 
     @classmethod
     def of(cls, params: TrainParams) -> Self:
-        return cls(params.objective, params.dtype, params.lora)
+        own = params.optimizer
+        return cls(params.objective, params.dtype, params.lora, own.optimizer, own.optimizer_offload)
 
     @property
     def deltas(self) -> bool:
@@ -114,9 +117,11 @@ def load(
                 parameter.copy_(placed(own, parameter))
     trainer = manifest.trainer
     try:
-        optimizer = Optimizer(named, moments, int(trainer.get("optimizer_steps", 0)))
+        optimizer = Optimizer(named, moments, int(trainer.get("optimizer_steps", 0)), params.optimizer)
     except KeyError as error:
-        raise FatalError(f"weights {label(version)}: its optimizer state lacks {error}") from error
+        raise FatalError(
+            f"weights {label(version)}: its optimizer state lacks {error}, which {params.optimizer.optimizer!r} wants"
+        ) from error
     carry = dict(trainer.get("carry", {}))
     state = TrainState(version, base, Structure.of(params), model, forward, optimizer, carry, ranks)
     return whole_again(state)
@@ -134,7 +139,7 @@ def whole_again(state: TrainState) -> TrainState:
 
 
 def tensors_of(state: TrainState) -> list[Tensor]:
-    return [*tensors_in(state.model), *state.optimizer.tensors()]
+    return [*tensors_in(state.model), *state.optimizer.rows.values()]
 
 
 def _whole_model(
@@ -227,21 +232,21 @@ def _weights(state: TrainState) -> dict[str, Blob]:
     """What this rank writes of the weights."""
     model, structure, ranks = state.model, state.structure, state.ranks
     if structure.lora is not None:
-        return _own(adapter_tensors(model), ranks)
+        return _own(adapter_tensors(model).items(), ranks)
     if ranks.mesh is not None:
-        return _own(_uncopied(_stored_parts(model, structure, ranks), state.forward), ranks)
-    return _own(_rounded(checkpoint_tensors(model, own_tensors(model)), structure), ranks)
+        return _own(_uncopied(_stored_parts(model, structure, ranks).items(), state.forward), ranks)
+    return _own(_rounded(checkpoint_tensors(model, own_tensors(model)), structure).items(), ranks)
 
 
-def _uncopied(tensors: dict[str, Tensor], forward: Forward) -> dict[str, Tensor]:
+def _uncopied(tensors: Iterable[tuple[str, Tensor]], forward: Forward) -> Iterator[tuple[str, Tensor]]:
     """Without what an earlier stage of a pipeline writes."""
     copied = None if forward.stage is None else forward.stage.copied
-    return {name: tensor for name, tensor in tensors.items() if name.rpartition("/")[2] != copied}
+    return ((name, tensor) for name, tensor in tensors if name.rpartition("/")[2] != copied)
 
 
-def _own(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Blob]:
+def _own(tensors: Iterable[tuple[str, Tensor]], ranks: Ranks) -> dict[str, Blob]:
     """This rank's part of the tensors, all of them where it is alone."""
-    return blobs(tensors) if ranks.mesh is None else own_blocks(tensors, ranks)
+    return blobs(dict(tensors)) if ranks.mesh is None else own_blocks(tensors, ranks)
 
 
 def _changes(
@@ -262,12 +267,11 @@ def _changes(
     return delta, {"changed_weights": changed / elements, "delta_bytes": sum(map(sum, parts)) if all(parts) else 0}
 
 
-def _moments(state: TrainState) -> dict[str, Tensor]:
+def _moments(state: TrainState) -> Iterator[tuple[str, Tensor]]:
     """The optimizer's state, with float32 masters where the weights are published in bfloat16."""
-    masters: dict[str, Tensor] = {}
+    yield from state.optimizer.state()
     if state.structure.dtype == "bfloat16" and state.structure.lora is None:
-        masters = {MASTER + name: parameter.detach() for name, parameter in state.optimizer.named.items()}
-    return state.optimizer.state() | masters
+        yield from ((MASTER + name, parameter.detach()) for name, parameter in state.optimizer.named.items())
 
 
 def _adapter(state: TrainState) -> Adapter | None:

@@ -92,11 +92,8 @@ def whole_correction(batch: TrainBatch, old_logprobs: Tensor | None, params: Tra
 
 
 def denominators(batch: TrainBatch, rows: Sequence[int], kept: Tensor, params: TrainParams) -> Denominators:
-    """Of the samples `rows`, of which `kept` [N] trains. Raises FatalError where that is nothing."""
-    trained = _totals(batch, rows, kept, params)
-    if not trained.tokens:
-        raise FatalError("correction.reject: every token of a mini-batch is rejected, nothing is left to train on")
-    return Denominators(_totals(batch, rows, batch.mask, params), trained)
+    """Of the samples `rows`, of which `kept` [N] trains."""
+    return Denominators(_totals(batch, rows, batch.mask, params), _totals(batch, rows, kept, params))
 
 
 def _totals(batch: TrainBatch, rows: Sequence[int], mask: Tensor, params: TrainParams) -> Totals:

@@ -21,9 +21,9 @@ from functions.base.wire import FeedPart
 from functions.call.function import Context, FatalError
 from functions.call.train_params import TrainParams
 from functions.models.packing import Pack
-from functions.train.batch import Targets, TrainBatch, after_entropy, build, masked, targets
+from functions.train.batch import Targets, TrainBatch, after_entropy, build, targets
 from functions.train.feed import Intake
-from functions.train.measured import rank_tokens
+from functions.train.measured import rank_tokens, skipped
 from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
 from functions.train.progress import Progress
@@ -50,7 +50,7 @@ def optimize_streamed(
         state.optimizer.zero_grad()
         for number, parts in enumerate(batches):
             joined = intake.take(parts)
-            if joined is None or not (batch := masked(*joined, params)).trained_rows():
+            if joined is None or not (batch := build(*joined, params)).trained_rows():
                 continue
             check_versions(batch.samples, state.version, params)
             goal = targets(batch, _of_part(params), batch.token.get("old_logprobs"), state.carry)
@@ -60,6 +60,8 @@ def optimize_streamed(
             done.append((batch, goal, own))
         whole = build(*intake.whole(), params)
         check_versions(whole.samples, state.version, params)
+        if not done:
+            return *skipped(state, whole, params), mismatch_columns([], state.ranks)
         metrics = _step(state, whole, done, sums, params, progress)
     goal = targets(whole, params, whole.token.get("old_logprobs"), state.carry)
     finite, stats = told(state, whole, metrics | goal.metrics)

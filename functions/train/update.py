@@ -50,6 +50,8 @@ def token_counts(batch: TrainBatch) -> npt.NDArray[np.int32]:
 def share_of(state: TrainState, batch: TrainBatch, rows: Sequence[int], params: TrainParams) -> Share:
     """The rank's share of the packs of `rows`."""
     shared = prefix_shared(state, batch)
+    if state.ranks.count("cp") > 1 and not shared:
+        raise FatalError("cp: wants samples within the model's sliding window: rows of samples are not divided")
 
     def packs_of(budget_tokens: int) -> list[Pack]:
         return make_packs(batch.samples, rows, budget_tokens=budget_tokens, shared=shared)

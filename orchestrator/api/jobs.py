@@ -7,8 +7,8 @@
                  |         v
                  +--- interrupted (its orchestrator was killed: started again, at most RESTARTS times)
 
-A run's state follows from its files and from which orchestrators are alive; nothing is kept in memory that a server
-that restarts would miss. One server works on a directory of runs.
+A run's state follows from its files and from which orchestrators are alive; nothing is kept in memory that another
+server would miss: two may work on one directory of runs, as they do while one takes the place of the other.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from orchestrator.api.problems import ApiError
 from orchestrator.api.quota import UNLIMITED, Quota, spent_usd
 from orchestrator.api.summary import Summary, SummaryFile
 from orchestrator.base.errors import OrchestratorError, RunError
-from orchestrator.base.files import write_atomically
+from orchestrator.base.files import Lock, write_atomically
 from orchestrator.job.config import JobConfig
 from orchestrator.run.directory import RunDirectory, unique_name
 from orchestrator.run.events import EventType, tell_end
@@ -90,10 +90,9 @@ class Jobs:
         self.runs, self.launcher, self.max_running, self.quota = runs, launcher, max_running, quota
         self.changed: threading.Event = threading.Event()
         """Set when `tick` has something to do before its time."""
-        self._lock = threading.RLock()
+        self._lock, self._ticks = Lock(runs / ".lock"), Lock(runs / ".tick")
         self._summaries: dict[str, SummaryFile] = {}
         self._configs: dict[str, JobConfig] = {}
-        self._desired: dict[str, Desired] = {}
         self._nows: dict[str, NowFile] = {}
         self._alive: frozenset[str] = frozenset()
         try:
@@ -158,12 +157,10 @@ class Jobs:
                 raise ApiError(404, f"no job {id!r}")
             if id not in self._configs:
                 self._configs[id] = RunDirectory.open(directory).job
-            if id not in self._desired:
-                self._desired[id] = Desired.read(directory)
             file = self._summaries.setdefault(id, SummaryFile(directory / "events.jsonl"))
             alive = id in self._alive or RunDirectory(directory).holder() is not None
             now = self._nows.setdefault(id, NowFile(directory / NOW)).read()
-            return Job(id, self._desired[id], self._configs[id], replace(file.read()), alive, now)
+            return Job(id, Desired.read(directory), self._configs[id], replace(file.read()), alive, now)
 
     def cancel(self, id: str) -> Job:
         """Raises ApiError 409 for a job that has ended."""
@@ -172,7 +169,7 @@ class Jobs:
             if job.settled:
                 raise ApiError(409, f"job {id} {_past(job.state)}: there is nothing to cancel")
             self._save(id, replace(job.desired, wanted="stop"))
-            if job.alive:
+            if job.alive or self.launcher.alive([id]):  # another server may have just started it
                 self.launcher.stop(id)
             else:
                 self._close(id)
@@ -208,7 +205,6 @@ class Jobs:
             self._summaries.pop(id, None)
             self._nows.pop(id, None)
             self._configs.pop(id, None)
-            self._desired.pop(id, None)
         with lock:
             try:
                 self._delete_exchanged(RunDirectory(gone), job.config)
@@ -244,42 +240,47 @@ class Jobs:
         return job
 
     def tick(self) -> None:
-        """Starts what is wanted and may run, and settles what has ended. Raises RunError where a launcher fails."""
-        alive = self.launcher.alive([job.id for job in self.all() if job.desired.wanted != "rest"])
-        with self._lock:
-            self._alive = alive
-            waiting: list[Job] = []
-            found = self.all()[::-1]
-            running = [job for job in found if job.alive]
-            for job in running:
-                if job.desired.wanted == "run" and (why := self._reached(found, running, job, starts=False)):
-                    self._save(job.id, replace(job.desired, wanted="stop", why=why))
-                    self.launcher.stop(job.id)
-            for job in found:
-                if job.alive or job.desired.wanted == "rest":
-                    continue
-                if job.over:
-                    self._save(job.id, replace(job.desired, wanted="rest"))
-                elif job.desired.wanted == "stop":
-                    self._close(job.id)
-                elif job.desired.launched_after is None:
-                    waiting.append(job)
-                elif job.desired.restarts >= RESTARTS:
-                    self._give_up(job)
-                else:
-                    log.warning("job %s: its orchestrator was killed; it is started again", job.id)
-                    waiting.append(replace(job, desired=replace(job.desired, restarts=job.desired.restarts + 1)))
-            for job in waiting:
-                why = self._reached(found, running, job, starts=True)
-                if (why or "") != job.desired.why:
-                    self._save(job.id, replace(self._desired[job.id], why=why or ""))
-                if why is not None or len(running) >= self.max_running:
-                    continue
-                running.append(job)
-                try:
-                    self._launch(job)
-                except RunError as error:  # counts as a restart: tried again at the next tick
-                    log.error("job %s: %s", job.id, error)
+        """Starts what is wanted and may run, and settles what has ended; one server at a time. Raises RunError where a
+        launcher fails."""
+        with self._ticks:  # what another server has started since is alive
+            alive = self.launcher.alive([job.id for job in self.all() if job.desired.wanted != "rest"])
+            with self._lock:
+                self._alive = alive
+                self._tick()
+
+    def _tick(self) -> None:
+        waiting: list[Job] = []
+        found = self.all()[::-1]
+        running = [job for job in found if job.alive]
+        for job in running:
+            if job.desired.wanted == "run" and (why := self._reached(found, running, job, starts=False)):
+                self._save(job.id, replace(job.desired, wanted="stop", why=why))
+                self.launcher.stop(job.id)
+        for job in found:
+            if job.alive or job.desired.wanted == "rest":
+                continue
+            if job.over:
+                self._save(job.id, replace(job.desired, wanted="rest"))
+            elif job.desired.wanted == "stop":
+                self._close(job.id)
+            elif job.desired.launched_after is None:
+                waiting.append(job)
+            elif job.desired.restarts >= RESTARTS:
+                self._give_up(job)
+            else:
+                log.warning("job %s: its orchestrator was killed; it is started again", job.id)
+                waiting.append(replace(job, desired=replace(job.desired, restarts=job.desired.restarts + 1)))
+        for job in waiting:
+            why = self._reached(found, running, job, starts=True)
+            if (why or "") != job.desired.why:
+                self._save(job.id, replace(Desired.read(self.directory(job.id)), why=why or ""))
+            if why is not None or len(running) >= self.max_running:
+                continue
+            running.append(job)
+            try:
+                self._launch(job)
+            except RunError as error:  # counts as a restart: tried again at the next tick
+                log.error("job %s: %s", job.id, error)
 
     def _reached(self, every: Sequence[Job], running: Sequence[Job], job: Job, *, starts: bool) -> str | None:
         """What of its owner's quota keeps a job from starting beside those that run, or from going on."""
@@ -312,7 +313,6 @@ class Jobs:
 
     def _save(self, id: str, desired: Desired) -> None:
         desired.write(self.directory(id))
-        self._desired[id] = desired
 
 
 def _spent_usd(job: Job) -> float:

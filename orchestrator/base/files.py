@@ -1,9 +1,12 @@
 """Files that others read while they are written: they see the old or the new one, or whole lines of one that grows."""
 
+import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from orchestrator.base.errors import RunError
 
@@ -35,6 +38,35 @@ def write_atomically(path: Path, data: bytes, *, flush: bool = True) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+class Lock:
+    """One holder at a time of `path`, of all threads and processes (flock, which NFS has too); reentrant in a thread.
+    Entering waits, and raises RunError where the file cannot be opened."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._threads = threading.RLock()
+        self._held = 0
+        self._file: IO[bytes]
+
+    def __enter__(self) -> None:
+        self._threads.acquire()
+        try:
+            if not self._held:
+                with writing(self._path):
+                    self._file = self._path.open("ab")
+                    fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._held += 1
+        except BaseException:
+            self._threads.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._held -= 1
+        if not self._held:
+            self._file.close()
+        self._threads.release()
 
 
 class Lines:

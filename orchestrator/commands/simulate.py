@@ -26,6 +26,7 @@ from orchestrator.run.directory import RunDirectory
 from orchestrator.session.terminal_view import number
 from orchestrator.simulation.baselines import POLICIES, SERVERFUL
 from orchestrator.simulation.job import Outcome, simulate
+from orchestrator.simulation.lengths import Turns
 from orchestrator.simulation.replay import replay
 from orchestrator.simulation.scenario import Scenario
 from orchestrator.simulation.scenarios import find_scenario, names
@@ -93,6 +94,9 @@ def outcome_table(scenario: Scenario, outcomes: Sequence[Outcome]) -> Table:
     table = Table("policy", box=SIMPLE, title=title, title_justify="left")
     for column in ("step s", "speed", f"{scenario.unit} s a step", f"against {outcomes[0].policy}", "USD a step"):
         table.add_column(column, justify="right")
+    episodes = isinstance(scenario.lengths, Turns)
+    if episodes:
+        table.add_column(f"{scenario.unit} s not held for tools", justify="right")
     base_s, base_gpu_s = _means(outcomes[0])
     for outcome in outcomes:
         step_s, gpu_s = _means(outcome)
@@ -105,6 +109,7 @@ def outcome_table(scenario: Scenario, outcomes: Sequence[Outcome]) -> Table:
             number(gpu_s),
             change,
             "-" if usd is None else number(usd),
+            *([number(not_waited_s(scenario, outcome))] if episodes else []),
         )
     return table
 
@@ -114,7 +119,18 @@ def _outcome_json(scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
     step_s, gpu_s = _means(outcome)
     seconds = "step_gpu_s" if scenario.unit == "GPU" else "step_replica_s"
     usd = _usd(scenario, outcome)
-    return {"policy": outcome.policy, "steps": len(outcome.step_s), "step_s": step_s, seconds: gpu_s, "step_usd": usd}
+    found = {"policy": outcome.policy, "steps": len(outcome.step_s), "step_s": step_s, seconds: gpu_s, "step_usd": usd}
+    return found | ({"not_waited_s": not_waited_s(scenario, outcome)} if isinstance(scenario.lengths, Turns) else {})
+
+
+def not_waited_s(scenario: Scenario, outcome: Outcome) -> float:
+    """GPU-seconds of a step for which replicas of generate were let go while episodes waited (commands/cost.py); none
+    where all GPUs are held."""
+    if POLICIES[outcome.policy].colocated:
+        return 0.0
+    apart = [result for result in outcome.plans if not result.plan.turns]
+    let_go_s = sum(result.report.observed.get("rollout/let_go_s", 0.0) for result in apart)
+    return scenario.generate_gpus * let_go_s / len(outcome.plans)
 
 
 def _usd(scenario: Scenario, outcome: Outcome) -> float | None:

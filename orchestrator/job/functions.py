@@ -43,9 +43,11 @@ def model_directory(job: JobConfig, model: str) -> tuple[str, Path]:
 
 def _options(job: JobConfig, role: Role) -> dict[str, Any]:
     """What a replica is started with."""
+    tp = job.function(role.name).parallel.tp
+    ranks = {"tp": tp} if role.kind in ("reference", "reward") and tp > 1 else {}
     if role.kind not in ("generate", "reference"):  # a trainer is told by its calls
-        return {}
-    return {"dtype": job.model.dtype} | (_engine(job, role.name) if role.kind == "generate" else {})
+        return ranks
+    return ranks | {"dtype": job.model.dtype} | (_engine(job, role.name) if role.kind == "generate" else {})
 
 
 def _engine(job: JobConfig, name: str) -> dict[str, Any]:

@@ -141,8 +141,13 @@ class ValidationConfig(Section):
 
 
 class OptimConfig(Section):
-    """AdamW; the names are torch.optim.AdamW's, and verl's where torch has none."""
+    """The names are torch.optim.AdamW's, and verl's where torch has none."""
 
+    optimizer: Literal["adamw", "muon"] = OptimizerParams.optimizer
+    """muon: for the matrices of the layers, with AdamW's lr and weight_decay; betas and eps are for the rest, which
+    stays AdamW's."""
+    optimizer_offload: bool = OptimizerParams.optimizer_offload
+    """The optimizer's state stays in the host's memory, on the GPU is one parameter's at a time."""
     lr: float = Field(OptimizerParams.lr, gt=0)
     betas: tuple[float, float] = Field(OptimizerParams.betas, strict=False)
     eps: float = Field(OptimizerParams.eps, gt=0)
@@ -174,14 +179,15 @@ class ReferenceConfig(Section):
 
 
 class ParallelConfig(Section):
-    """How the ranks of a gang share a model (docs/train.md); what is left of `replicas` is dp."""
+    """How the ranks of a gang share a model (docs/train.md), what is left of `replicas` is dp; with tp alone, how the
+    ranks of one replica that scores do."""
 
     tp: int = Field(Parallel.tp, ge=1)
     """Ranks that share each layer: heads, columns of the MLP, experts."""
     pp: int = Field(Parallel.pp, ge=1)
     """Stages that the layers are divided into."""
     cp: int = Field(Parallel.cp, ge=1)
-    """Ranks that share each sequence; only 1 is known."""
+    """Ranks that share each pack's tokens, and in attention its heads; alone, or with dp."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:

@@ -244,6 +244,8 @@ class AdaptivePlanner:
         last_s = chosen.generated_s  # what starts after it is tied to the last sample (orchestrator/step/plan_clock.py)
         streams = {name: t for name, t in chosen.trainers.items() if t.streamed}
         groups = {name: t.groups for name, t in streams.items() if t.groups and t.open_s < last_s}
+        if ENVIRONMENT in replicas:  # when episodes may have ended says more (step/episodes.py)
+            groups = dict.fromkeys(groups, 0)
         # Whole groups that come early are no sign that the last will, so the planned time is waited for too; not for
         # speed, nor before any length was seen: the groups say more than it does.
         early = self.goal.objective == "speed" or not self.lengths.ewma

@@ -24,8 +24,10 @@ QUANTILES = 129
 """Of what a step saw of an environment, at most."""
 MOMENTS = 17
 """Times that are compared at which a replica that waits may go."""
-EARLY = 0.25
-"""Quantile of what episodes may still wait: who follows begins rather early than late."""
+EARLY = 0.05
+"""Probability that the episodes end in time from which on training gets its ranks: if they do not, its ranks wait; if
+they do and it had none, the step waits for a whole update. Of 0.01 to 0.25 the greatest that cost no time
+(bench/agents.py)."""
 OBJECT_S = 0.004
 """To write or read one object, however small, as measured on the local platform (HAND_OVER_S, planner/adaptive.py)."""
 
@@ -86,14 +88,18 @@ def stays_s(waiting: Mapping[str, Sequence[float]], waits: Mapping[str, Waits], 
     return float(moments[int(np.argmin(waited_s + start_s * left))])
 
 
-def left_s(waited: Sequence[tuple[str, float]], waits: Mapping[str, Waits]) -> float:
-    """By when the last of these episodes may have its last answer (EARLY); each by its environment and how long it has
-    waited in all. What has waited for longer than anything did will, heavy tails being such, for as long again."""
-    found = 0.0
+def ended_within(seconds: float, waited: Sequence[tuple[str, float]], waits: Mapping[str, Waits]) -> float:
+    """The probability that all of these episodes have their last answer by then; each by its environment and how long
+    it has waited in all. What has waited for longer than anything did will, heavy tails being such, be as likely as not
+    to wait for as long again."""
+    found = 1.0
     for name, already in waited:
         seen = np.asarray(waits[name].total_s if name in waits else (), np.float64)
         longer = seen[seen > already]
-        found = max(found, float(np.quantile(longer, EARLY)) - already if len(longer) else already)
+        if len(longer):
+            found *= float(np.mean(longer <= already + seconds))
+        elif already > 0:
+            found *= seconds / (already + seconds)
     return found
 
 

@@ -7,6 +7,7 @@ journal when it opens, and never decides anything.
 import asyncio
 import json
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from functions.base.samples import Columns
+from functions.base.samples import Columns, Ragged
 from functions.base.wire import Json, Ref
 from orchestrator.base.background import Retried, guarded, in_one_line, stopped
 from orchestrator.base.errors import RunError
@@ -44,8 +45,8 @@ from orchestrator.telemetry.validation import validation_names
 VIEW_EVERY_S = 0.25
 BOOKS_EVERY_S = 10.0
 """A killed execution loses at most so much of its spending from the books."""
-FOLLOWED = ("response_length/mean", "dpo/accuracy", "rm/accuracy", "actor/ppo_kl", "actor/grad_norm",
-            "perf/throughput", "rollout/tokens_per_s", "timing_s/step")  # fmt: skip
+FOLLOWED = ("response_length/mean", "dpo/accuracy", "rm/accuracy", "actor/ppo_kl", "actor/skipped_updates",
+            "actor/grad_norm", "perf/throughput", "rollout/tokens_per_s", "timing_s/step")  # fmt: skip
 """What a `step` event tells of the step's metrics, after its headline; metrics.jsonl has them all."""
 FIRST_FAILURES = 8
 NOTE_S = 60.0
@@ -111,6 +112,13 @@ class Recorder:
                 said = dict(zip(found.keys, found.sample[name].tolist(), strict=True))
                 for text in kept:
                     text[name] = said.get((text["group"], text["index"]))  # None: it did not train
+            tokens = dict(zip(found.keys, Ragged(found.token["difference"], found.lengths).rows(), strict=True))
+            for text in kept:
+                off = tokens.get((text["group"], text["index"]))
+                for turn in text.get("conversation", ()):
+                    if off is not None and len(off) and "begin" in turn:
+                        own = off[turn["begin"] : turn["begin"] + turn["tokens"]].tolist()
+                        turn["difference"] = [None if math.isnan(value) else round(value, 6) for value in own]
         self._write_texts(f"{number:06d}", kept)
         self._write_texts(f"validation-{number:06d}", await self._texts(report.validation_texts))
         counts = Counter[str]()

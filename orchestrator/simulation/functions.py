@@ -67,7 +67,9 @@ class Work:
     leave_s: float = 0.0
     """As of Generate."""
     turns: Turns | None = None
-    """Of an environment."""
+    """Of an environment,"""
+    asked: dict[tuple[int, int], float] = field(default_factory=dict, compare=False)
+    """and when its answers will be there to samples (group, index) of a call that was cut."""
 
 
 Model = Generate | Work

@@ -11,6 +11,7 @@ distribution or a recorded trace:
     samples_per_prompt = 8
     max_response_length = 2048
     lengths = { mean = 600.0, sigma = 0.7 }      # or { trace = "lengths.jsonl" }
+    tools = { median_s = 1.0, p99_s = 60.0 }     # samples are episodes of 2 to `turns` = 8; answers take that long
 """
 
 import tomllib
@@ -101,12 +102,27 @@ class _Lengths(Section):
         return self
 
 
+class _Tools(Section):
+    median_s: float = Field(gt=0)
+    p99_s: float = Field(gt=0)
+    turns: int = Field(8, ge=2)
+    observation_tokens: int = Field(100, ge=1)
+    timeout_s: float = Field(300.0, gt=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.p99_s <= self.median_s:
+            raise ValueError(f"p99_s is {self.p99_s:g}, not above median_s = {self.median_s:g}")
+        return self
+
+
 class _File(Section):
     device: str
     model: str
     gpus: int = Field(ge=1)
     recipe: Literal["grpo", "ppo"] = "grpo"
     lengths: _Lengths
+    tools: _Tools | None = None
     prompts_per_step: int = Field(ge=1)
     samples_per_prompt: int = Field(ge=1)
     max_response_length: int = Field(ge=1)
@@ -143,10 +159,10 @@ class _File(Section):
 def _read(path: Path) -> Scenario:
     try:
         given = _File.model_validate(tomllib.loads(path.read_text()))
-        fields = given.model_dump(exclude={"device", "model", "lengths"})
-        return Scenario(
-            path.stem, device(given.device), shape(given.model), lengths=_lengths(given, path.parent), **fields
-        )
+        fields = given.model_dump(exclude={"device", "model", "lengths", "tools"})
+        lengths = _lengths(given, path.parent)
+        lengths = lengths if given.tools is None else Turns(lengths, **given.tools.model_dump())
+        return Scenario(path.stem, device(given.device), shape(given.model), lengths=lengths, **fields)
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc'])) or 'scenario'}: {e['msg']}" for e in error.errors()]
         raise ConfigError("\n".join(f"{path}: {line.replace('Value error, ', '')}" for line in lines)) from None

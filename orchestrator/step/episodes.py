@@ -25,7 +25,7 @@ from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Stage
 from orchestrator.calls.invoke import ask_cut
 from orchestrator.planner.base import StepPlan, Waits
-from orchestrator.planner.episodes import left_s, stays_s, thinned
+from orchestrator.planner.episodes import EARLY, ended_within, stays_s, thinned
 from orchestrator.step.dataflow import Finished, Samples
 from orchestrator.step.rollout import Shard
 from orchestrator.step.slots import Slots
@@ -33,15 +33,17 @@ from orchestrator.step.slots import Slots
 Key = tuple[int, int]
 SOON_S = 1e-3
 """What is due by then is due: clocks and timers are no finer."""
+CALL_S = 0.02
+"""Of a call of the environment, for each of its samples at most."""
 
 
 @dataclass(eq=False)
 class _Running:
-    """A call of generate."""
+    """An open call."""
 
     call: Call
     tokens: dict[Key, int]
-    """That its unfinished samples held when it began."""
+    """That its unfinished samples held when it began; of a call of the environment 0."""
     cut: bool = False
 
     def cut_s(self, plan: StepPlan) -> float:
@@ -67,7 +69,7 @@ class Episodes:
     """Of each group: its prompt's tokens, and the environment that answers it."""
     scaled: asyncio.Event
     """Set when one replica of generate has room for all that are left, so that no more are asked for and it stays, and
-    they are expected to be finished by the time that training could have caught up."""
+    they may be finished by the time that training could have caught up (EARLY, planner/episodes.py)."""
     finished: list[Finished] = field(default_factory=list)
     said: Counter[str] = field(default_factory=Counter)
     """turns, tool_calls, tool_errors, failed of the samples that are over, and how often they ended how."""
@@ -79,6 +81,8 @@ class Episodes:
     _caches: dict[Key, list[Ref]] = field(default_factory=dict)
     _shards: Sequence[Finished] = ()
     _running: list[_Running] = field(default_factory=list)
+    _asking: list[_Running] = field(default_factory=list)
+    """Calls of the environment."""
     _asked_s: dict[Key, float] = field(default_factory=dict)
     """Since when samples wait for their answer."""
     _answered_s: dict[Key, list[float]] = field(default_factory=dict)
@@ -119,10 +123,23 @@ class Episodes:
                 self._running.remove(running)
 
         async def act(items: Sequence[Finished]) -> None:
-            async for event in environment.call(self.act_call([item.ref for item in items])):
+            asking = _Running(self.act_call([item.ref for item in items]), {k: 0 for i in items for k in i.keys})
+            self._asking.append(asking)
+            try:
+                await answers(asking)
+            finally:
+                self._asking.remove(asking)
+
+        async def answers(asking: _Running) -> None:
+            async for event in environment.call(asking.call):
+                if event.kind == "cut":
+                    acting.ready.insert(0, Finished.of(event))
                 if event.kind != "samples":
                     continue
                 item = Finished.of(event)
+                for key in item.keys:
+                    asking.tokens.pop(key, None)
+                acting.changed.set()
                 for key in item.keys:
                     if key in self._asked_s:
                         self._answered_s.setdefault(key, []).append(now_s() - self._asked_s.pop(key))
@@ -152,13 +169,16 @@ class Episodes:
         if not shards:
             generating.end()
             acting.end()
-        joining = asyncio.create_task(self._join(generating))
+        joining = [asyncio.create_task(self._join(generating))]
+        if environment.replicas == 1:
+            joining.append(asyncio.create_task(self._join_asked(acting)))
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(generating.run())
                 both.create_task(acting.run())
         finally:
-            joining.cancel()
+            for task in joining:
+                task.cancel()
         self.let_go, self.let_go_s = generating.let_go, generating.let_go_s
 
     async def _join(self, generating: Slots[Finished]) -> None:
@@ -183,6 +203,20 @@ class Episodes:
                 async with asyncio.timeout(due_s):
                     await generating.changed.wait()
 
+    async def _join_asked(self, acting: Slots[Finished]) -> None:
+        """The same for the one replica of the environment, which goes on with what it was asked: tools overlap."""
+        while True:
+            acting.changed.clear()
+            count = sum(len(item.group) for item in acting.ready)
+            for asking in [asking for asking in self._asking if count and not asking.cut]:
+                unanswered = len(asking.tokens)
+                if unanswered < self.concurrency:
+                    await asyncio.sleep(CALL_S * (count + unanswered) / count)
+                    if acting.ready and asking in self._asking:
+                        asking.cut = True
+                        await ask_cut(self.store, asking.call)
+            await acting.changed.wait()
+
     def _ends_soon(self) -> bool:
         waited = {key: sum(self._answered_s.get(key, ())) for item in self._shards for key in item.keys}
         for item in self.finished:
@@ -190,8 +224,8 @@ class Episodes:
                 del waited[key]
         for key, asked_s in self._asked_s.items():
             waited[key] += now_s() - asked_s
-        found = left_s([(self.prompts[key[0]][1], already) for key, already in waited.items()], self.plan.waits)
-        return found <= self.plan.catch_up_s
+        left = [(self.prompts[key[0]][1], already) for key, already in waited.items()]
+        return ended_within(self.plan.catch_up_s, left, self.plan.waits) >= EARLY
 
     def _stays_s(self, start_s: float, held: int) -> float | None:
         """How long one of `held` replicas of generate stays for answers. The last stays to the end where training may

@@ -23,6 +23,8 @@ from orchestrator.step.rollout import Rollout, Shard, deal, regroup
 
 KEEP_FROM = 512
 """Tokens from which on a sample's keys and values move with it, until the planner knows what both ways cost."""
+HANDED_ON_S = 0.2
+"""After which turns that have ended are handed on with the next, however few: their tools wait."""
 ORDERED_BATCH = 64
 """Samples per batch in the deterministic mode: a constant, so that what a function sees depends on the job alone."""
 
@@ -173,6 +175,8 @@ class Generation:
         seed = self.context.seed(self.name)
         keep_from = KEEP_FROM if plan.resume is None else plan.resume.keep_from
         keep = {} if job.environment is None or keep_from is None else {"keep_from": keep_from}
+        if job.environment is not None:
+            sampling["chunk_s"] = HANDED_ON_S
         return sampling | {"seed": seed, "chunk": plan.chunk, "cut_parts": max(1, plan.migrate_to)} | keep
 
     async def _generate_tail(self, rollout: Rollout, leftovers: Sequence[Finished], samples: Samples) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from functions.base.wire import CALLS, Call, Event, Json, Ref, Version
 from functions.call.train_params import TrainParams
+from orchestrator.base.errors import RunError
 from orchestrator.calls.fleet import Stage
 from orchestrator.job.roles import TRAINERS
 from orchestrator.step.context import Context
@@ -95,10 +96,11 @@ class Training:
 
     def _dropped(self) -> tuple[tuple[int, int], ...]:
         """(group, index) of the samples that are not trained on: without a score, or of groups that are not wanted."""
-        failed = {
-            (f["group"], f["index"]) for scores in self._said for e in scores.items for f in e.data.get("failed", ())
-        }
+        said = [f for scores in self._said for event in scores.items for f in event.data.get("failed", ())]
+        failed = {(f["group"], f["index"]) for f in said}
         keys = [key for samples in self.rollouts for item in samples.items for key in item.keys]
+        if failed and failed.issuperset(keys):
+            raise RunError(f"step {self.context.number}: no sample has a score; the first says: {said[0]['message']}")
         unwanted = {key for key in keys if self.only is not None and key[0] not in self.only}
         return tuple(sorted(failed | unwanted))
 

@@ -29,7 +29,7 @@ def health(rows: Sequence[Metrics], mismatch_bound: float | None) -> list[Sign]:
     trained = [row for row in rows if "critic/score/mean" in row or "actor/ppo_kl" in row]  # not on what data gave
     if not trained:
         return []
-    found = [_clipped, _cut_off, _without_variance, _entropy, _kl]
+    found = [_skipped, _clipped, _cut_off, _without_variance, _entropy, _kl]
     signs = [sign for of in found if (sign := of(trained)) is not None]
     return [*signs, *_mismatch(trained[-1], mismatch_bound)]
 
@@ -54,6 +54,13 @@ def _share(name: str, metric: str, warn: float, bad: float, what: str) -> Callab
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
+
+
+def _skipped(rows: Sequence[Metrics]) -> Sign | None:
+    last = rows[-1]
+    count = last.get("actor/skipped_updates", 0.0) + last.get("critic/skipped_updates", 0.0)
+    reason = "updates that had nothing to train: every response is empty, masked, filtered out or rejected; good: none"
+    return Sign("Skipped updates", "bad", f"{count:.0f}", reason) if count else None
 
 
 _clipped = _share("Clip ratio", "actor/pg_clipfrac", 0.2, 0.4, "share of the tokens whose gradient the loss clips")

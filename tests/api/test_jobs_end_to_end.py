@@ -27,7 +27,7 @@ def types(events: list[dict[str, Any]]) -> list[str]:
 
 def test_from_post_to_model_over_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """POST, server killed, server back, cancel, resume, orchestrator killed, done; and a deleted job leaves nothing.
-    Each server keeps a forkserver, whose agents outlive it."""
+    The first server keeps a forkserver of its own, whose agents outlive it."""
     monkeypatch.delitem(ENV, FORKSERVER)
     make_job(tmp_path / "data")
     held = tmp_path / "held"
@@ -57,6 +57,7 @@ def test_from_post_to_model_over_kills(tmp_path: Path, monkeypatch: pytest.Monke
         server.process.send_signal(signal.SIGKILL)
         server.process.wait()
 
+    monkeypatch.undo()
     with serving(runs, tmp_path / "data", max_running=1, port=port) as server, server.client() as api:
         assert api.get(f"/v1/jobs/{id}").json()["state"] == "running", "the job goes on without its server"
         assert api.post("/v1/jobs", content=body, headers=headers).json()["id"] == id

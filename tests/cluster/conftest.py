@@ -144,6 +144,18 @@ def _answers(port: int) -> bool:
     return True
 
 
+class Patient(httpx.HTTPTransport):
+    """Asks again while the API's pod, or what forwards a port to it, is being replaced."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        for _ in range(60 if request.method == "GET" else 0):
+            try:
+                return super().handle_request(request)
+            except httpx.TransportError:
+                time.sleep(1)
+        return super().handle_request(request)
+
+
 @contextmanager
 def installed(name: str, *values: str) -> Iterator[Release]:
     """The chart as release `name` of the tests' namespace, with further `values` for helm; it stays."""
@@ -164,8 +176,7 @@ def installed(name: str, *values: str) -> Iterator[Release]:
     defaults = json.loads(api.get(core(namespace, "configmaps", f"{full}-config"))["data"]["defaults.json"])
     with forwarded(namespace, f"{full}-api", 80) as url:
         headers = {"Authorization": f"Bearer {token}"}
-        patient = httpx.HTTPTransport(retries=8)  # while the port is forwarded anew
-        with httpx.Client(base_url=url, headers=headers, timeout=30, transport=patient) as client:
+        with httpx.Client(base_url=url, headers=headers, timeout=30, transport=Patient(retries=8)) as client:
             yield Release(namespace, api, client, defaults)
 
 

@@ -6,6 +6,10 @@ numbers of one that nothing happened to. Settings beside those of conftest.py:
 RLHF_S3          namespace/selector of the object store's pods, where it is not the chart's: stores/app=s3
 RLHF_RESTART     command that restarts the cluster's API server
 RLHF_PARTITION   command that cuts off the pod whose address is its argument, for good
+RLHF_PRESSURE    command that has the kubelet see memory pressure for some seconds, and evict
+
+The node is drained of the job's functions alone, and takes pods again after that: where there is one node, what a drain
+takes besides would have nowhere to go.
 """
 
 from __future__ import annotations
@@ -36,7 +40,8 @@ PODS = {
     "ingress's controller": f"{KNATIVE}/app=net-kourier-controller",
 }
 """Deleted without a grace: namespace (none: the release's) and selector."""
-COMMANDS = {"API server": "RLHF_RESTART", "partition": "RLHF_PARTITION"}
+COMMANDS = {"API server": "RLHF_RESTART", "partition": "RLHF_PARTITION", "memory pressure": "RLHF_PRESSURE"}
+DRAIN = "drain"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +54,17 @@ def undisturbed(release: Release) -> tuple[list[object], float]:
     return release.history(id), time.monotonic() - began_s
 
 
-@pytest.mark.parametrize("fault", [*PODS, *COMMANDS])
+def drained(release: Release, id: str) -> None:
+    """The node of the job's functions, as by an admin; it is back as the last of them has gone."""
+    node = working(release, id)[0]["spec"]["nodeName"]
+    only = ["--pod-selector", f"rlhf-orchestrate/job={id}", "--delete-emptydir-data", "--force", "--timeout=180s"]
+    try:
+        subprocess.run(["kubectl", "drain", node, *only], check=True, timeout=200)
+    finally:
+        subprocess.run(["kubectl", "uncordon", node], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("fault", [*PODS, *COMMANDS, DRAIN])
 def test_a_job_ends_by_itself(
     release: Release, undisturbed: tuple[list[object], float], figures: Figures, fault: str
 ) -> None:
@@ -66,6 +81,8 @@ def test_a_job_ends_by_itself(
         assert pods, f"{PODS[fault]} selects no pod"
         for pod in pods:
             release.api.delete(core(namespace, "pods", pod["metadata"]["name"]), grace_s=0)
+    elif fault == DRAIN:
+        drained(release, id)
     else:
         command = shlex.split(os.environ[COMMANDS[fault]])
         addresses = [pod["status"]["podIP"] for pod in working(release, id)] if fault == "partition" else []

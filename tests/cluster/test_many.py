@@ -35,7 +35,8 @@ def tenants() -> Iterator[list[Release]]:
 
 
 class Count:
-    """Seconds of functions' pods by job, from scheduled to gone, by a watch of our own."""
+    """Seconds of functions' pods by job, by a watch of our own: from bound to a node until the scheduler counts them no
+    more, as they are gone or in a terminal phase (Kubernetes, pkg/scheduler/scheduler.go, newPodInformer)."""
 
     def __init__(self, release: Release) -> None:
         self._api, self._path = release.api, core(release.namespace, "pods")
@@ -63,7 +64,7 @@ class Count:
 
     def _seen(self, kind: str, pod: dict[str, dict[str, dict[str, str]]]) -> None:
         job, name = pod["metadata"]["labels"][JOB], str(pod["metadata"]["name"])
-        if kind == "DELETED":
+        if kind == "DELETED" or pod["status"].get("phase") in ("Succeeded", "Failed"):
             self._gone(job, name)
         elif "nodeName" in pod["spec"]:
             self._begun_s.setdefault((job, name), time.monotonic())

@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.platforms.knative.api import core
+from orchestrator.platforms.knative.api import ApiError, core
 from tests.cluster.conftest import ARITHMETIC, Release, installed, until
+from tests.cluster.test_faults import drained
 from tests.cluster.test_jobs import working
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
@@ -28,7 +31,8 @@ VALUES = {
     "functions.gpuResource": RESOURCE,
 }  # fmt: skip
 AGENTS = "app.kubernetes.io/instance=parked,app.kubernetes.io/component=node-agent"
-HITS, MISSES = "rlhf_agent_hits_total", "rlhf_agent_misses_total"
+HITS, MISSES, EVICTIONS = (f"rlhf_agent_{what}_total" for what in ("hits", "misses", "evictions"))
+BUDGET = "rlhf_agent_parked_bytes_limit"
 PARKED, WORKING = (f'rlhf_agent_processes{{state="{state}"}}' for state in ("parked", "working"))
 KILL = """
 import os, pathlib
@@ -44,7 +48,7 @@ from orchestrator.recipes.base import recipe
 
 @recipe(paper="", advantage="grpo", loss="vanilla", aggregation="seq-mean-token-mean")
 async def paused(step):
-    await asyncio.sleep(15)  # longer than Knative's window: no function has a pod when it is over
+    await asyncio.sleep(20)  # longer than Knative's window: no function has a pod when it is over
     samples = step.generate()
     step.train("actor", samples, step.reward(samples))
 """
@@ -54,11 +58,24 @@ TICKETS: dict[str, Any] = {
 }  # fmt: skip
 
 
+PAUSES = TICKETS | {"recipe": "paused.py:paused", "steps": 2}
+
+
+def values(given: Mapping[str, Any]) -> list[str]:
+    return [word for pair in given.items() for word in ("--set", "{}={}".format(*pair))]
+
+
+@pytest.fixture(scope="module")
+def paused(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job's files, with the recipe."""
+    files = shutil.copytree(ARITHMETIC, tmp_path_factory.mktemp("paused") / "files")
+    (files / "paused.py").write_text(PAUSED)
+    return files
+
+
 @pytest.fixture(scope="module")
 def parking() -> Iterator[Release]:
-    with installed(
-        "parked", *(word for pair in VALUES.items() for word in ("--set", "{}={}".format(*pair)))
-    ) as release:
+    with installed("parked", *values(VALUES)) as release:
         node = release.api.get("/api/v1/nodes")["items"][0]["metadata"]["name"]
         patch = [{"op": "add", "path": "/status/capacity/example.com~1gpu", "value": str(ROOM)}]
         command = ["kubectl", "patch", "node", node, "--subresource=status", "--type=json", f"-p={json.dumps(patch)}"]
@@ -92,15 +109,13 @@ def kill_processes(release: Release) -> None:
 
 
 def test_a_jobs_functions_are_tickets_and_its_numbers_the_same(
-    release: Release, parking: Release, figures: Figures, tmp_path: Path
+    release: Release, parking: Release, figures: Figures, paused: Path
 ) -> None:
-    files = shutil.copytree(ARITHMETIC, tmp_path / "files")
-    (files / "paused.py").write_text(PAUSED)
     without = {key: value for key, value in TICKETS.items() if key != "functions"}
-    plain = release.post("plain", files, recipe="paused.py:paused", **without)
+    plain = release.post("plain", paused, recipe="paused.py:paused", **without)
     until(lambda: said(parking), 300)
     before = said(parking)
-    id = parking.post("tickets", files, recipe="paused.py:paused", **TICKETS)
+    id = parking.post("tickets", paused, recipe="paused.py:paused", **TICKETS)
     until(lambda: working(parking, id), 300)
     [container] = [c for c in working(parking, id)[0]["spec"]["containers"] if c["name"] == "function"]
     assert container["resources"]["limits"][RESOURCE] == "1"
@@ -116,19 +131,129 @@ def test_a_jobs_functions_are_tickets_and_its_numbers_the_same(
     assert parking.pods(id) == []
 
 
-@pytest.mark.parametrize("fault", ["agent", "pod", "process"])
-def test_what_is_killed_while_it_works_changes_nothing(release: Release, parking: Release, fault: str) -> None:
+@pytest.fixture(scope="module")
+def history(parking: Release, paused: Path) -> list[Any]:
+    """Of the job that nothing happens to."""
+    id = parking.post("undisturbed", paused, **PAUSES)
+    job = parking.ended(id)
+    assert job["state"] == "succeeded", job["message"]
+    return parking.history(id)
+
+
+def _parked(parking: Release, id: str, at_least: int = 1) -> None:
+    until(lambda: said(parking).get(PARKED, 0) >= at_least, 300)
+
+
+def _wakes(parking: Release, id: str) -> None:
+    """A ticket has come for a process that is parked."""
+    _parked(parking, id)
+    until(lambda: any("nodeName" in pod["spec"] for pod in parking.pods(id, "generate")), 300)
+
+
+MOMENTS: dict[str, Callable[[Release, str], object]] = {
+    "working": lambda parking, id: until(lambda: working(parking, id), 300),
+    "parking": lambda parking, id: until(
+        lambda: any("deletionTimestamp" in pod["metadata"] for pod in parking.pods(id)), 300
+    ),
+    "parked": _parked,
+    "waking": _wakes,
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_agent_that_is_killed_at_any_moment_changes_nothing(
+    parking: Release, paused: Path, history: list[Any], moment: str
+) -> None:
     """The call is made again: by another process, in the pod itself where the agent is not back yet."""
-    undisturbed = parking.post("undisturbed", **TICKETS)
-    assert parking.ended(undisturbed)["state"] == "succeeded"
-    id = parking.post("killed", **TICKETS)
+    id = parking.post("killed", paused, **PAUSES)
+    MOMENTS[moment](parking, id)
+    for pod in agents(parking):
+        parking.api.delete(core(parking.namespace, "pods", pod["metadata"]["name"]), grace_s=0)
+    over(parking, id, history)
+
+
+@pytest.mark.parametrize("fault", ["pod", "process", "drain"])
+def test_what_is_taken_while_it_works_changes_nothing(
+    parking: Release, paused: Path, history: list[Any], fault: str
+) -> None:
+    id = parking.post("taken", paused, **PAUSES)
     until(lambda: working(parking, id), 300)
     if fault == "process":
         kill_processes(parking)
+    elif fault == "drain":
+        drained(parking, id)
     else:
-        for pod in working(parking, id) if fault == "pod" else agents(parking):
+        for pod in working(parking, id):
             parking.api.delete(core(parking.namespace, "pods", pod["metadata"]["name"]), grace_s=0)
+    over(parking, id, history)
+
+
+def over(parking: Release, id: str, history: list[Any]) -> None:
     job = parking.ended(id)
     assert job["state"] == "succeeded", job["message"]
-    assert parking.history(id) == parking.history(undisturbed)
+    assert parking.history(id) == history
     until(lambda: parking.pods(id) == [] and said(parking).get(PARKED, 0) + said(parking).get(WORKING, 0) == 0, 90)
+
+
+def ticket(parking: Release, like: dict[str, Any], name: str, **env: str) -> str:
+    """What a pod of its own with the function's container says of its process; `env` in place of the container's."""
+    [container] = [c for c in like["spec"]["containers"] if c["name"] == "function"]
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    kept = [pair for pair in container["env"] if pair["name"] not in env]
+    own = {key: value for key, value in container.items() if key not in ("lifecycle", "readinessProbe")}
+    own["env"] = [*kept, *({"name": key, "value": value} for key, value in env.items())]
+    spec = {
+        "containers": [own], "restartPolicy": "Never", "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "volumes": [volume for volume in like["spec"]["volumes"] if volume["name"] in mounted],
+    }  # fmt: skip
+    pods, log = core(parking.namespace, "pods"), ["kubectl", "logs", "-n", parking.namespace, name]
+    parking.api.create(pods, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+    heard: list[str] = []
+
+    def told() -> bool:
+        done = subprocess.run(log, capture_output=True, text=True, timeout=60, check=False)
+        heard[:] = [line for line in done.stdout.splitlines() if "node's agent" in line]
+        return bool(heard)
+
+    until(told, 60)
+    return heard[0].partition("node's agent ")[2]
+
+
+def test_one_parked_process_goes_to_one_ticket_and_to_none_of_another_job(
+    parking: Release, paused: Path, history: list[Any]
+) -> None:
+    """The stranger's pod has everything of the job's but its token."""
+    id = parking.post("wanted", paused, **PAUSES)
+    until(lambda: working(parking, id), 300)
+    like = working(parking, id)[0]
+    _parked(parking, id, 2)  # generate and train
+    names = [f"{id}-{n}" for n in range(3)]
+    try:
+        with ThreadPoolExecutor() as pool:
+            stranger = pool.submit(ticket, parking, like, names[0], RLHF_TOKEN="guessed")
+            assert stranger.result() == "is new"
+            parking.api.delete(core(parking.namespace, "pods", names[0]), grace_s=0)
+            two = [pool.submit(ticket, parking, like, name) for name in names[1:]]
+            assert sorted(one.result() for one in two) == ["is new", "was parked"]
+    finally:
+        for name in names:
+            with suppress(ApiError):
+                parking.api.delete(core(parking.namespace, "pods", name), grace_s=0)
+    over(parking, id, history)
+
+
+def test_where_nothing_fits_the_agents_budget_functions_start_anew(
+    parking: Release, paused: Path, history: list[Any], tmp_path: Path
+) -> None:
+    (tmp_path / "values.yaml").write_text("nodeAgent: {parkedGb: 0.01}")
+    others = {key: value for key, value in VALUES.items() if key != "nodeAgent.parkedGb"}
+    with installed("parked", *values(others), "-f", str(tmp_path / "values.yaml")) as full:
+        until(lambda: said(full).get(BUDGET) == 1e7 and said(full)[WORKING] == 0, 300)
+        id = full.post("full", paused, **PAUSES)
+        over(full, id, history)
+        found = said(full)
+        assert (found[HITS], found[PARKED]) == (0, 0)
+        assert found[EVICTIONS] >= 2
+    with installed("parked", *values(VALUES)):
+        until(lambda: said(parking).get(BUDGET) == 6e9, 300)

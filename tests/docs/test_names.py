@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = "functions|orchestrator|tests|bench|scripts|examples|charts|deploy|docs"
 PATHS = re.compile(rf"(?<![\w/.:-])((?:{FOLDERS})(?:/[\w.-]+)*/[\w.-]*\w)")
@@ -30,53 +32,54 @@ HISTORY = "docs/decisions/0016-rooms.md"
 """Names what there was."""
 
 
-def house() -> list[str]:
-    """All files of the repository's folders and of its root."""
+class House:
+    """All names of a repository's files: paths, their ends, folders, modules."""
+
+    def __init__(self, files: list[str]) -> None:
+        self.files = files
+        self.paths = {*files, *(str(parent) for name in files for parent in Path(name).parents)}
+        self.ends = {"/".join(parts[k:]) for name in files for parts in [name.split("/")] for k in range(len(parts))}
+        self.modules = {name.removesuffix(".py").replace("/", ".") for name in files if name.endswith(".py")}
+        self.packages = {str(Path(name).parent).replace("/", ".") for name in files}
+
+    def missing(self, text: str) -> set[str]:
+        """What `text` names and is not there."""
+        paths = {name.rstrip(".") for name in PATHS.findall(text)} - self.paths
+        ours = {name for name in FILES.findall(text) if not name.startswith(PROJECTS)}
+        return (paths | ours - self.ends) - OTHERS
+
+    def unknown_modules(self, text: str) -> set[str]:
+        """Dotted names whose first parts are no module and no package of ours."""
+        unknown = {*MODULES.findall(text)} - self.packages - self.modules
+        return {name for name in unknown if name.rpartition(".")[0] not in self.modules}
+
+
+@pytest.fixture(scope="module")
+def house() -> House:
+    """The repository's folders and its root."""
     found = [*ROOT.glob("*"), *(path for folder in FOLDERS.split("|") for path in (ROOT / folder).rglob("*"))]
-    return [str(path.relative_to(ROOT)) for path in found if path.is_file() and path.parent.name != "__pycache__"]
-
-
-def missing(text: str, files: list[str]) -> set[str]:
-    """What `text` names and is not there."""
-    folders = {str(parent) for name in files for parent in Path(name).parents}
-    ends = {"/".join(parts[k:]) for name in files for parts in [name.split("/")] for k in range(len(parts))}
-    paths = {name.rstrip(".") for name in PATHS.findall(text)} - {*files} - folders
-    ours = {name for name in FILES.findall(text) if not name.startswith(PROJECTS)}
-    return (paths | ours - ends) - OTHERS
-
-
-def unknown_modules(text: str, files: list[str]) -> set[str]:
-    """Dotted names whose first parts are no module and no package of ours."""
-    modules = {name.removesuffix(".py").replace("/", ".") for name in files if name.endswith(".py")}
-    packages = {str(Path(name).parent).replace("/", ".") for name in files}
-
-    def known(name: str) -> bool:
-        return name in packages or name in modules or name.rpartition(".")[0] in modules
-
-    return {name for name in MODULES.findall(text) if not known(name)}
+    return House([str(p.relative_to(ROOT)) for p in found if p.is_file() and p.parent.name != "__pycache__"])
 
 
 def test_it_finds_what_is_missing() -> None:
-    files = ["functions/base/wire.py", "docs/api.md", "orchestrator/commands/run.py"]
+    house = House(["functions/base/wire.py", "docs/api.md", "orchestrator/commands/run.py"])
     text = (
         "wire.py, base/wire.py, functions/base/ and docs/api.md are there; functions/wire.py, live.py, docs/look not."
     )
-    assert missing(text, files) == {"functions/wire.py", "live.py", "docs/look"}
+    assert house.missing(text) == {"functions/wire.py", "live.py", "docs/look"}
     text = "python -m orchestrator.commands, functions.base.wire.Call; but functions.wire.Call, orchestrator.cli"
-    assert unknown_modules(text, files) == {"functions.wire.Call", "orchestrator.cli"}
+    assert house.unknown_modules(text) == {"functions.wire.Call", "orchestrator.cli"}
 
 
-def test_documents_name_what_is_there() -> None:
-    files = house()
-    texts = {name: (ROOT / name).read_text() for name in files if name.endswith(".md") and name != HISTORY}
-    found = {name: missing(text, files) | unknown_modules(text, files) for name, text in texts.items()}
+def test_documents_name_what_is_there(house: House) -> None:
+    texts = {name: (ROOT / name).read_text() for name in house.files if name.endswith(".md") and name != HISTORY}
+    found = {name: house.missing(text) | house.unknown_modules(text) for name, text in texts.items()}
     assert {name: names for name, names in found.items() if names} == {}
 
 
-def test_source_names_what_is_there() -> None:
+def test_source_names_what_is_there(house: House) -> None:
     """Docstrings and comments; tests write files of their own."""
-    files = house()
-    sources = [name for name in files if name.endswith((".py", ".js", ".yaml", ".toml")) and "/vendor/" not in name]
-    sources = [name for name in sources if not name.startswith("tests/")] + [".importlinter"]
-    found = {name: missing((ROOT / name).read_text(), files) for name in sources}
+    sources = [name for name in house.files if name.endswith((".py", ".js", ".yaml", ".toml"))]
+    sources = [name for name in sources if not name.startswith("tests/") and "/vendor/" not in name]
+    found = {name: house.missing((ROOT / name).read_text()) for name in [*sources, ".importlinter"]}
     assert {name: names for name, names in found.items() if names} == {}

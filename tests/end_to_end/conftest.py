@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import fcntl
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,17 +11,41 @@ from tests.support.tiny_job import Job, assert_nothing_left, command, make_job
 
 
 @pytest.fixture(scope="session")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return make_job(tmp_path_factory.mktemp("job"))
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of all workers."""
+    own = tmp_path_factory.getbasetemp()
+    path = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
+    path.mkdir(exist_ok=True)
+    return path
 
 
 @pytest.fixture(scope="session")
-def undisturbed(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of the job, run from start to end."""
-    run = tmp_path_factory.mktemp("runs") / "undisturbed"
-    done = command("run", job.file, "--run-dir", run)
-    assert done.returncode == 0, done.stderr
-    return run
+def job(shared: Path) -> Job:
+    """To be read only."""
+    directory = shared / "job"
+    once(directory, lambda: make_job(directory))
+    return Job(directory)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(job: Job, shared: Path) -> Path:
+    """The run directory of the job, run from start to end. To be read only."""
+    directory = shared / "undisturbed"
+
+    def run() -> None:
+        done = command("run", job.file, "--run-dir", directory)
+        assert done.returncode == 0, done.stderr
+
+    once(directory, run)
+    return directory
+
+
+def once(path: Path, make: Callable[[], object]) -> None:
+    """`make` makes `path`, in the first worker that wants it; the others wait."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            make()
 
 
 @pytest.fixture

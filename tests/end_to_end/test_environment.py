@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,6 +91,8 @@ def test_killed_between_turns_and_in_mid_answer(told: Job, tmp_path: Path, leaks
     assert all(m["environment/turns"] > 1 for m in metrics[1:]), "episodes go on"
     line = json.loads((undisturbed / "samples" / "000001.jsonl").read_text().splitlines()[0])
     assert line["conversation"][0]["role"] == "assistant"
+    off = [abs(d) for turn in line["conversation"] for d in turn.get("difference", ()) if d is not None]
+    assert statistics.fmean(off) == pytest.approx(line["mismatch"], abs=1e-6)
     books = json.loads((undisturbed / "cost.json").read_text())
     assert "environment" in books["functions"], "one row in the books"
     asked = sorted(log.read_text().splitlines())

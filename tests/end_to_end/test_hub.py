@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import subprocess
+import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,16 @@ score = "rule:number"
 """
 
 
+END = "-- end --\n"
+DOCTORS = f"""
+import sys
+from orchestrator.commands.main import main
+for file in sys.argv[1:]:
+    main(["doctor", file])
+    print({END!r}, end="", flush=True)
+"""
+
+
 @dataclass
 class Desk:
     hub: Hub
@@ -42,17 +53,31 @@ class Desk:
     """With job.toml; the cache is in it."""
 
     def command(self, *words: object, **env: str) -> subprocess.CompletedProcess[str]:
+        return self.python(*arguments(*words), **env)
+
+    def python(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         own = {"HF_ENDPOINT": self.hub.url, "HF_HOME": str(self.directory / "hf"), "HF_HUB_OFFLINE": "0"}
         clean = {name: value for name, value in ENV.items() if name not in ("HF_TOKEN", "HF_HUB_CACHE")}
         return subprocess.run(
-            arguments(*words), env=clean | own | env, cwd=self.directory, capture_output=True, text=True, timeout=250,
-            check=False,
-        )  # fmt: skip
+            words, env=clean | own | env, cwd=self.directory, capture_output=True, text=True, timeout=250, check=False
+        )
 
     def doctor(self, *, model: str = "acme/tiny", train: str = "acme/sums/main", **env: str) -> str:
-        text = JOB.replace("acme/tiny", model).replace('train = "acme/sums/main"', f'train = "{train}"')
-        (self.directory / "job.toml").write_text(text)
-        return self.command("doctor", "job.toml", **env).stdout
+        """What it says of a job of these."""
+        (found,) = self.doctors({"model": model, "train": train}, **env)
+        return found
+
+    def doctors(self, *jobs: Mapping[str, str], **env: str) -> list[str]:
+        """One after the other, in one process."""
+        for number, names in enumerate(jobs):
+            text = JOB.replace("acme/tiny", names.get("model", "acme/tiny"))
+            train = names.get("train", "acme/sums/main")
+            text = text.replace('train = "acme/sums/main"', f'train = "{train}"')
+            (self.directory / f"job-{number}.toml").write_text(text)
+        done = self.python(sys.executable, "-c", DOCTORS, *(f"job-{number}.toml" for number in range(len(jobs))), **env)
+        *found, rest = done.stdout.split(END)
+        assert rest == "", done
+        return found
 
 
 def table(start: int, count: int) -> bytes:
@@ -99,18 +124,21 @@ def test_a_job_of_ids_runs_and_goes_on_with_what_it_began_with(desk: Desk, job: 
 
 
 def test_what_ids_mean_and_what_is_refused(desk: Desk) -> None:
-    assert "7 prompts to train on, 2 held out" in desk.doctor()
-    assert "5 prompts to train on" in desk.doctor(train="acme/sums/hard")
-    assert "2 prompts to train on" in desk.doctor(train="acme/sums/main:test")
-    assert "wants one of acme/sums/hard, acme/sums/main" in desk.doctor(train="acme/sums")
-    assert "wants one of acme/sums/hard, acme/sums/main" in desk.doctor(train="acme/sums/other")
-    assert "acme/sums/main:dev: wants a split: acme/sums/main:test, acme/sums/main:train" in desk.doctor(
-        train="acme/sums/main:dev"
-    )
-    assert f"acme/nothing is neither a path beside the job file nor a model at {desk.hub.url}" in desk.doctor(
-        model="acme/nothing"
-    )
-    assert "acme/tiny has no revision 'v9'" in desk.doctor(model="acme/tiny@v9")
+    said = {
+        "acme/sums/main": "7 prompts to train on, 2 held out",
+        "acme/sums/hard": "5 prompts to train on",
+        "acme/sums/main:test": "2 prompts to train on",
+        "acme/sums": "wants one of acme/sums/hard, acme/sums/main",
+        "acme/sums/other": "wants one of acme/sums/hard, acme/sums/main",
+        "acme/sums/main:dev": "acme/sums/main:dev: wants a split: acme/sums/main:test, acme/sums/main:train",
+    }
+    of_models = {
+        "acme/nothing": f"acme/nothing is neither a path beside the job file nor a model at {desk.hub.url}",
+        "acme/tiny@v9": "acme/tiny has no revision 'v9'",
+    }
+    jobs = [*({"train": name} for name in said), *({"model": name} for name in of_models)]
+    for found, wanted in zip(desk.doctors(*jobs), [*said.values(), *of_models.values()], strict=True):
+        assert wanted in found
     desk.hub.repositories["models/acme/tiny"].gated = True
     assert f"acme/tiny is gated: accept its terms at {desk.hub.url}/acme/tiny, and set HF_TOKEN" in desk.doctor(
         HF_HOME=str(desk.directory / "empty")

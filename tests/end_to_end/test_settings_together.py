@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,25 @@ def test_what_is_validated_does_not_depend_on_what_was_planned(
     scored = [json.loads(line) for line in (run / "samples" / "000001.jsonl").read_text().splitlines()]
     sampled = sorted({(sample["group"], sample["index"]) for sample in scored})
     assert sampled == [(group, index) for group in range(3) for index in range(n)]
+
+
+def test_a_step_that_has_nothing_to_train_is_passed(job: Job, tmp_path: Path) -> None:
+    """DAPO draws in vain where every score is the same: a resume would come to the same step, so it goes on. Where
+    nothing could be scored it ends, and says why."""
+    shutil.copytree(job.directory, tmp_path / "job")
+    (tmp_path / "job" / "reward.py").write_text(
+        "def same(data_source, solution_str, ground_truth, extra_info=None):\n    return 0.5\n"
+        "def away(data_source, solution_str, ground_truth, extra_info=None):\n    raise ValueError('it is away')\n"
+    )
+    run, small = tmp_path / "run", ("steps=1", "validation.every=0", "rollout.n=2")
+    done = command(
+        "run", tmp_path / "job" / "job.toml", "--run-dir", run, "recipe=dapo", "reward.score=reward.py:same", *small
+    )
+    assert done.returncode == 0, done.stderr
+    row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (row["actor/skipped_updates"], row["actor/grad_norm"]) == (1, 0)
+    done = command(
+        "run", tmp_path / "job" / "job.toml", "--run-dir", tmp_path / "away", "reward.score=reward.py:away",
+        "reward.on_error=drop", *small,
+    )  # fmt: skip
+    assert "step 1: no sample has a score; the first says: " in done.stderr.splitlines()[-1]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,7 +158,7 @@ def test_redis_away_in_mid_step(job: Job, undisturbed: Path, tmp_path: Path, red
     assert_same(run, undisturbed)
 
 
-@pytest.mark.parametrize("stage", ["reward", "train"])
+@pytest.mark.parametrize("stage", [pytest.param("reward", marks=pytest.mark.slow), "train"])
 def test_redis_emptied_in_mid_step(
     job: Job, undisturbed: Path, tmp_path: Path, s3: LosesAnswers, redis: RedisServer, stage: str
 ) -> None:
@@ -199,6 +200,16 @@ def test_redis_emptied_while_a_gang_or_a_streamed_call_trains(
     assert trained == [3] * STEPS
 
 
+WITH_FORKSERVER = """
+import os, subprocess, sys
+from functions.server.forkserver_client import FORKSERVER, keep
+with keep(os.environ) as path:
+    code = subprocess.run(["sh", "-c", sys.argv[1]], env={**os.environ, FORKSERVER: path}).returncode
+sys.exit(code)
+"""
+"""Runs a script with one, as a worker's serves its own mounts alone."""
+
+
 @pytest.mark.skipif(
     subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode != 0,
     reason="a full disk needs a mount of its own, and this machine allows no user namespaces (unshare -rm)",
@@ -213,16 +224,15 @@ def test_a_full_disk(job: Job, undisturbed: Path, tmp_path: Path) -> None:
     script = f"""
         mount -t tmpfs -o size=64m none {disk} || exit 90
         {started} >{tmp_path}/out 2>{tmp_path}/err &
-        until ls {run}/journal/*1.json >{tmp_path}/found 2>&1; do kill -0 $! || exit 91; sleep 0.01; done
+        until set -- {run}/journal/*1.json; [ -e "$1" ]; do kill -0 $! || exit 91; sleep 0.02; done
         cat /dev/zero >{disk}/ballast
         wait $!; echo $? >{tmp_path}/code
         rm {disk}/ballast
         {resumed} || exit 92
         cp -r {run} {kept}
     """
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script], env=ENV, capture_output=True, text=True, timeout=280, check=False
-    )
+    words = ["unshare", "-rm", sys.executable, "-c", WITH_FORKSERVER, script]
+    done = subprocess.run(words, env=ENV, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "code").read_text().strip() not in ("0", "137")
     error = (tmp_path / "err").read_text()

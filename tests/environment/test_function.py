@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from functions.base.samples import Columns, Finish, Ragged, SampleBatch
 from functions.base.wire import Call, Event, Ref, Version
 from functions.call.function import Context, FatalError, ReplicaBroken
 from functions.environment.function import EnvironmentFunction
+from functions.environment.told import pieces_of
 from functions.exchange.directory import DirectoryExchange
 from functions.weights.base import import_model
 from tests.support.environment_job import TEMPLATE
+from tests.support.waiting import until
 
 CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"
 NAMES = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
@@ -102,8 +105,9 @@ class Scene:
         )  # fmt: skip
 
     def act(
-        self, batch: SampleBatch, row: Mapping[str, Any] | None = None, *, prior: Sequence[Event] = (), **params: Any
-    ) -> list[Event]:
+        self, batch: SampleBatch, row: Mapping[str, Any] | None = None, *, prior: Sequence[Event] = (),
+        cut: threading.Event | None = None, **params: Any,
+    ) -> list[Event]:  # fmt: skip
         self.calls += 1
         ref = self.exchange.put(f"batches/{self.calls}", batch.encode())
         rows = self.exchange.put(f"rows/{self.calls}", json.dumps({"0": {"x": 1, **(row or {})}}).encode())
@@ -112,7 +116,7 @@ class Scene:
         call = Call(
             f"s1.environment.{self.calls}", "act", {"samples": [ref], "rows": [rows]}, {"policy": self.policy}, told
         )
-        context = Context(self.exchange, str(self.directory), iter(prior))
+        context = Context(self.exchange, str(self.directory), iter(prior), cut or threading.Event())
         return list(self.function.call(call, context))
 
     def answered(self, events: Sequence[Event]) -> tuple[SampleBatch, SampleBatch, dict[str, Any]]:
@@ -182,6 +186,17 @@ def test_an_episode(shop: Scene) -> None:
     line = min(data["texts"], key=lambda line: line["index"])
     said = [(m["role"], m["content"]) for m in line["conversation"]]
     assert said == [("assistant", call_of(item="tea")), ("tool", "3"), ("assistant", "3")]
+    for turn in line["conversation"][::2]:
+        own = over.responses[0][turn["begin"] : turn["begin"] + turn["tokens"]]
+        assert turn["pieces"] == [shop.tokenizer.decode([token], skip_special_tokens=False) for token in own]
+        assert "".join(turn["pieces"]) == turn["content"] + "<eos>"
+
+
+def test_what_each_token_adds_to_the_text() -> None:
+    """No decoding of a token by itself: a letter may have several, and a word's space is the one's before it."""
+    tokenizer = Tokenizer(models.BPE({"\u00c3": 0, "\u00a9": 1, "\u0120a": 2, "b": 3}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    assert pieces_of(tokenizer, [3, 0, 1, 2, 3]) == ["b", "", "\u00e9", " a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -221,6 +236,22 @@ def test_the_last_turn_and_the_last_tokens(shop: Scene) -> None:
         assert data["columns"][0].sample["score"].tolist() == [1 / 8]
     roomy = shop.act(first, ROW, episodes="calls/s1.episodes/x/", max_response_length=len(first.mask) + 3)
     assert shop.answered(roomy)[1] is None
+
+
+def test_empty_turns_come_to_an_end(game: Scene) -> None:
+    """Where `step` answers them, at the last turn."""
+    batch = game.first([""])
+    for _ in range(2):
+        on, over, _ = game.answered(game.act(batch, max_turns=3))
+        assert over is None
+        batch = game.said(on, [""])
+    on, over, _ = game.answered(game.act(batch, max_turns=3))
+    assert on is None
+    assert over.finish.tolist() == [Finish.TURNS]
+
+
+def test_an_empty_turn_calls_no_tool(shop: Scene) -> None:
+    assert shop.answered(shop.act(shop.first([""]), ROW))[1].finish.tolist() == [Finish.STOP]
 
 
 def test_a_turn_that_was_cut_off_is_not_acted_on(shop: Scene) -> None:
@@ -300,6 +331,46 @@ def test_what_was_answered_is_never_asked_again(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "ab"
 
 
+SLOW = """
+from pathlib import Path
+import time
+class Slow:
+    def reset(self, row):
+        self.log, self.go = Path(row["log"]), Path(row["go"])
+    def step(self, text):
+        with self.log.open("a") as file:
+            file.write(text)
+        while text == "s" and not self.go.exists():
+            time.sleep(0.005)
+        return text.upper()
+"""
+
+
+def test_a_call_that_is_cut_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Who is slow holds up nobody: what it is asked is handed back, and found answered by the call that brings it."""
+    scene, cut = Scene(tmp_path, SLOW, "Slow"), threading.Event()
+    row = {"log": str(tmp_path / "log"), "go": str(tmp_path / "go")}
+    first = scene.first(["s", "a", "b"])
+    (tmp_path / "log").touch()
+
+    def once_all_are_asked() -> None:
+        until(lambda: len((tmp_path / "log").read_text()) == 3)
+        cut.set()
+
+    asked = threading.Thread(target=once_all_are_asked)
+    asked.start()
+    *_, handed, done = scene.act(first.select([0, 1, 2]), row, cut=cut)
+    asked.join()
+    assert (handed.kind, handed.data["index"][0], done.kind) == ("cut", 0, "done")
+    back = SampleBatch.decode(scene.exchange.get(handed.ref))  # type: ignore[arg-type]
+    assert back.encode() == first.select([i for _, i in back.keys]).encode(), "as it came"
+    (tmp_path / "go").touch()
+    on, over, _ = scene.answered(scene.act(first, row))
+    assert over is None
+    assert [scene.text(on, i) for i in range(3)] == ["s|S=", "a|A=", "b|B="]
+    assert sorted((tmp_path / "log").read_text()) == ["a", "b", "s"], "each was asked once"
+
+
 def test_an_environment_that_cannot_be_begun_again_says_so(tmp_path: Path) -> None:
     scene = Scene(tmp_path, COUNTS, "Outside")
     row = {"log": str(tmp_path / "log")}
@@ -358,6 +429,7 @@ def test_an_environment_that_hangs(tmp_path: Path) -> None:
     params: dict[str, Any] = {"timeout_s": 0.3, "on_error": "drop"}
     with pytest.raises(ReplicaBroken, match="2 episodes hang"):
         scene.act(first, {"how": "hang"}, **params)
+    scene.function = EnvironmentFunction()
     _, over, data = scene.answered(scene.act(first, {"how": "hang"}, **params))
     assert over.finish.tolist() == [Finish.ENVIRONMENT] * 2
     assert data["failed"][0]["message"].endswith("Broken took longer than 0.3 s")

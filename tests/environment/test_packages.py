@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -27,9 +28,14 @@ class Sum(vf.Task):
     async def right(self, trace: vf.Trace) -> float:
         return float(trace.assistant_messages[-1].content == self.data.name)
 
-class Sums(vf.Taskset[Sum, vf.TasksetConfig]):
+class SumsConfig(vf.TasksetConfig):
+    least: int = 0
+
+class Sums(vf.Taskset[Sum, SumsConfig]):
     def load(self):
-        for number in range(3):
+        if self.config.least > 9:
+            raise ValueError("no task has a Dockerfile that is built")
+        for number in range(self.config.least, 3):
             yield Sum(vf.TaskData(prompt=f"{number}+1", name=str(number + 1)), self.config.task)
 
 class Asks(vf.Harness[vf.HarnessConfig]):
@@ -96,8 +102,15 @@ def test_a_taskset_of_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert Columns.align(over, data["columns"]).sample["score"].tolist() == [0.0, 1.0]
     with pytest.raises(FatalError, match=r"the row's task is 9; wants a place in the taskset"):
         scene.act(begun, {"task": 9}, episodes="calls/s1.episodes/other/")
-    with pytest.raises(FatalError, match=r"^verifiers:no-such: .*not found"):
-        open_kind("verifiers:no-such")
+    for kind, line in (
+        ("no-such", r".*not found"), ("sums-for-tests?least=10", "ValueError: no task has a Dockerfile that is built"),
+        ("sums-for-tests?most=3", r".*most.*"),
+    ):  # fmt: skip
+        with pytest.raises(FatalError, match=rf"^verifiers:{re.escape(kind)}: {line}"):
+            open_kind(f"verifiers:{kind}")
+    scene.kind = "verifiers:sums-for-tests?least=1"
+    on, _, _ = scene.answered(scene.act(begun, {"task": 1}, episodes="calls/s1.episodes/third/"))
+    assert scene.tokenizer.decode(on.prompts[0].tolist()) == "2+1=", "what else is said is the taskset's"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the replica that is no more

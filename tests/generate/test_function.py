@@ -57,6 +57,12 @@ def same(a: SampleBatch, b: SampleBatch) -> bool:
     return a.encode() == b.encode()
 
 
+def test_what_has_waited_is_handed_over_though_it_is_few(batch: SampleBatch, context: Context, policy: Version) -> None:
+    call = call_for(batch, context, policy, chunk=99, chunk_s=0.0)
+    *events, _ = GenerateFunction(slots=8).call(call, context)
+    assert [len(event.data["group"]) for event in events] == [1] * len(batch)
+
+
 def test_streams_chunks_and_ends_with_counts(batch: SampleBatch, context: Context, policy: Version) -> None:
     events = list(GenerateFunction(slots=8).call(call_for(batch, context, policy), context))
     assert [e.kind for e in events][-1] == "done"

@@ -206,6 +206,10 @@ def test_simulate_compares_with_serverful(tmp_path: Path, capsys: pytest.Capture
         ("lengths = { mean = 100.0 }", "lengths: wants mean and sigma, or trace"),
         ("lengths = { trace = 'trace.jsonl' }", "trace.jsonl: has no line for step 1, group 0, index 1"),
         ("lengths = { mean = 9.0, sigma = 1.0 }\nslotz = 3", "slotz: Extra inputs are not permitted"),
+        (
+            "lengths = { mean = 9.0, sigma = 1.0 }\ntools = { median_s = 1.0, p99_s = 0.5 }",
+            "tools: p99_s is 0.5, not above median_s = 1",
+        ),
         ("generate_gpus = 8\nlengths = { mean = 9.0, sigma = 1.0 }", "generate_gpus is 8, more than the 4 of gpus"),
     ],
 )  # fmt: skip

@@ -12,6 +12,7 @@ from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import load_job
 from orchestrator.job.functions import check_room, function_limits
 from orchestrator.job.mesh import rank_bytes
+from orchestrator.job.sections import OptimConfig
 from orchestrator.session.job_planner import job_priors
 from orchestrator.session.session import prepare
 from tests.support.tiny_job import make_job
@@ -116,9 +117,10 @@ def test_gpus_that_do_not_divide_the_heads_are_refused_before_vllm_does(file: Pa
         (["train.replicas=8", "train.parallel.tp=8"], "train.parallel: tp: got 8, does not divide the model's num_att"),
         (["train.replicas=4", "train.parallel.tp=4"], "tp: got 4, does not divide the model's num_key_value_heads"),
         (["train.replicas=4", "train.parallel.pp=4"], "train.parallel: pp: got 4, the model has 2 layers"),
-        (["train.replicas=2", "train.parallel.cp=2"], "train.parallel: .*cp: got 2, wants 1: a prompt's one copy"),
+        (["train.replicas=4", "train.parallel.cp=4"], "cp: got 4, does not divide the model's num_key_value_heads"),
+        (["train.replicas=4", "train.parallel.cp=2", "train.parallel.tp=2"], "cp: got 2, wants 1 with tp 2 and pp 1"),
         (["generate.parallel.tp=2"], "generate.parallel: a replica that generates is split by its `gpus`"),
-        (["reward.replicas=2", "reward.parallel.tp=2"], "functions.reward.parallel: is for functions that train"),
+        (["reward.replicas=2", "reward.parallel.tp=2"], "functions.reward.parallel: is for functions that train, or"),
         (["train.memory_gb=1e-4"], r"functions.train: each of 1 ranks needs 0.0 GiB for .*\(wants replicas = "),
         (["train.memory_gb=1e-6"], r"functions.train: .*\(wants a larger device"),
     ],
@@ -127,6 +129,21 @@ def test_meshes_that_cannot_be_are_refused(file: Path, words: list[str], line: s
     with pytest.raises(ConfigError, match=line) as refused:
         prepare(load_job(file, ["deterministic=false", *(f"functions.{word}" for word in words)]))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["parallel.tp=3"], "parallel: tp: got 3, does not divide the model's num_attention_heads, which is 4"),
+        (["parallel.pp=2"], "parallel: a replica that scores is divided by tp alone"),
+        (["parallel.tp=2", "gpus=1"], "gpus: got 1, tp wants 2, one a rank"),
+    ],
+)
+def test_a_replica_that_scores_is_divided_by_tp(file: Path, words: list[str], line: str) -> None:
+    with pytest.raises(ConfigError, match=f"functions.critic.{line}"):
+        prepare(load_job(file, ["recipe=ppo", *(f"functions.critic.{word}" for word in words)]))
+    specs = {s.name: s for s in prepare(load_job(file, ["recipe=ppo", "functions.critic.parallel.tp=2"])).specs}
+    assert specs["critic"].options["tp"] == 2
 
 
 def test_the_memory_of_a_mesh() -> None:
@@ -141,10 +158,13 @@ def test_the_memory_of_a_mesh() -> None:
     assert rank_bytes(parameters, config, 8, Parallel()) == pytest.approx(2 * parameters + 8 * (layer + ends))
     assert rank_bytes(parameters, config, 8, Parallel(tp=4)) == pytest.approx(2 * parameters + 8 * (layer / 4 + ends))
     assert rank_bytes(parameters, config, 4, Parallel(tp=4)) == pytest.approx(4 * parameters + 8 * ends)
+    muon, offloaded = OptimConfig(optimizer="muon"), OptimConfig(optimizer="muon", optimizer_offload=True)
+    assert rank_bytes(parameters, config, 1, Parallel(), muon) == pytest.approx(12 * parameters + 4 * ends)
+    assert rank_bytes(parameters, config, 1, Parallel(), offloaded) == 8 * parameters
 
 
 def test_a_mesh_wants_a_known_architecture_and_tp_no_adapters() -> None:
-    with pytest.raises(ValueError, match=r"type 'gpt2' is not divided by tp or pp, only by dp"):
+    with pytest.raises(ValueError, match=r"type 'gpt2' is not divided by tp, pp or cp, only by dp"):
         Parallel(tp=2).check({"model_type": "gpt2"})
     with pytest.raises(ValueError, match=r"tp: wants model.lora_rank = 0"):
         Parallel(tp=2).check({"model_type": "llama"}, lora=True)

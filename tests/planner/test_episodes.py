@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.planner.base import Prompt, Waits
-from orchestrator.planner.episodes import EpisodeModel, left_s, resume_cost, stays_s, thinned
+from orchestrator.planner.episodes import EpisodeModel, ended_within, resume_cost, stays_s, thinned
 from orchestrator.planner.latency import GenerateCost
 
 START_S = 4.0
@@ -54,9 +54,11 @@ def test_episodes_wait_as_they_did_each_in_its_environment() -> None:
 
 
 def test_what_is_left_of_the_slowest() -> None:
-    assert left_s([("", 0.0), ("", 5.0)], of(10.0, 10.0)) == 10.0
-    assert left_s([("", 30.0)], of(10.0, 10.0)) == 30.0, "as long again"
-    assert left_s([], of(10.0)) == 0.0
+    known = of(2.0, 4.0, 8.0, 16.0)
+    assert ended_within(4.0, [("", 0.0)], known) == 0.5
+    assert ended_within(4.0, [("", 0.0), ("", 5.0)], known) == 0.25, "both: 2 of 4, and 1 of the 2 that took longer"
+    assert ended_within(30.0, [("", 30.0)], known) == 0.5, "as long again"
+    assert ended_within(4.0, [], known) == ended_within(4.0, [("new", 0.0)], known) == 1.0
 
 
 def test_keys_and_values_move_where_that_is_cheaper_than_computing_again() -> None:

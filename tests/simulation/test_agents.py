@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.commands.simulate import not_waited_s, outcome_table
 from orchestrator.planner.policies import ADAPTIVE
 from orchestrator.planner.scaling import Goal
 from orchestrator.simulation.baselines import SERVERFUL
@@ -46,3 +47,24 @@ def test_a_replica_that_generates_is_cut_for_what_waits_beside_it(scenario: Scen
     assert found.plans[-1].plan.chosen == 1
     assert len(calls) > 8, "more than one for each turn"
     assert len({call.replica for call in calls}) == 1
+
+
+def test_tools_overlap_in_one_replica_of_the_environment(scenario: Scenario) -> None:
+    """As well as with a replica for each episode: a slow answer holds up no other."""
+    small = replace(scenario, steps=1)
+    apart, one = (
+        simulate(replace(small, environments=environments), SERVERFUL, deterministic=True)
+        for environments in ((24, 1), (1, 24))
+    )
+    assert one.history == apart.history
+    assert one.step_s[0] <= 1.02 * apart.step_s[0]
+    calls = sum(call.function == "environment" for call in one.plans[0].report.calls)
+    assert calls < sum(call.function == "environment" for call in apart.plans[0].report.calls)
+
+
+def test_simulate_tells_what_did_not_wait_for_tools(scenario: Scenario, held: Outcome) -> None:
+    found = simulate(replace(scenario, steps=1), ADAPTIVE)
+    spared = not_waited_s(scenario, found)
+    assert 0 < spared < found.plans[0].plan.replicas["generate"] * found.step_s[0]
+    assert not_waited_s(scenario, held) == 0, "all GPUs are held"
+    assert "not held for tools" in str([c.header for c in outcome_table(scenario, [held, found]).columns])

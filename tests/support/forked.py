@@ -1,20 +1,73 @@
 """Processes that are forked from a clean server with the libraries loaded, as replicas are from the node agent: a
-fresh interpreter takes seconds of imports. One server for all tests of a worker."""
+fresh interpreter takes seconds of imports. One server for all tests of a worker, and for the forkserver of its jobs."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import select
+import shutil
 import signal
-from collections.abc import Mapping, Sequence
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from functions.server.agent import ONE_THREAD
+from functions.server.forkserver_client import ONE_HEAP
+from functions.server.settings import listen_unix
+
+os.environ |= ONE_THREAD | ONE_HEAP  # of the server, and so of what it forks, from its first moment
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([
     "functions.generate.function", "functions.reference.function", "functions.train.function", "functions.server.app",
     "functions.exchange.redis", "functions.exchange.s3", "tests.support.gang", "tests.support.forked",
 ])  # fmt: skip
+
+
+@contextlib.contextmanager
+def forkserver(env: Mapping[str, str]) -> Iterator[str]:
+    """As `keep` of functions/server/forkserver_client.py: its path. It is forked when an agent is first asked for."""
+    directory = tempfile.mkdtemp(prefix="rlhf-forkserver-")
+    path = f"{directory}/socket"
+    alive, ours = CONTEXT.Pipe(duplex=False)
+    over, end = os.pipe()
+
+    def forked() -> None:
+        if listener in select.select([listener, over], [], [])[0]:
+            process = CONTEXT.Process(target=_fork_agents, args=(listener, alive, dict(env)))
+            process.start()
+            alive.close()
+            os.read(over, 1)
+            process.join()
+
+    with listen_unix(path) as listener:
+        thread = threading.Thread(target=forked)
+        thread.start()
+        try:
+            yield path
+        finally:
+            ours.close()
+            os.close(end)
+            thread.join()
+            os.close(over)
+            shutil.rmtree(directory)
+
+
+def _fork_agents(listener: socket.socket, alive: Connection, env: dict[str, str]) -> None:
+    """Until the other end of `alive` is closed."""
+    from functions.server.forkserver import Forkserver
+
+    os.dup2(alive.fileno(), 0)
+    os.environ.clear()
+    os.environ.update(env | ONE_HEAP)
+    sys.path.insert(0, "")  # an agent's own directory
+    Forkserver(listener).serve()
 
 
 class ForkedServer:

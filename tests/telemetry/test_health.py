@@ -38,6 +38,10 @@ def test_beyond_its_bound(metric: str, warn: float, bad: float, sign: str) -> No
     assert levels(**{metric: bad})[sign] == "bad"
 
 
+def test_updates_that_were_skipped() -> None:
+    assert levels(actor__skipped_updates=1.0)["Skipped updates"] == "bad"
+
+
 def test_what_is_not_measured_is_left_out() -> None:
     assert health([], 0.01) == []
     assert health([{"val-core/a/reward/mean@1": 0.5}], 0.01) == [], "no training step yet"

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -164,6 +163,8 @@ def test_peft_reads_what_a_trainer_has_published(
     exchange: DirectoryExchange, tmp_path: Path, samples: SampleBatch
 ) -> None:
     """By its own loader, from the directory that vLLM gets too: the model says what the merged one says."""
+    from peft import PeftModel
+
     version = train(exchange, tmp_path, samples, PARAMS, BASE, "s0")
     base = materialize(exchange, BASE, tmp_path / "base")
     files = write_adapter(exchange, read_manifest(exchange, version), tmp_path / "adapter", str(base))

@@ -25,6 +25,7 @@ GRPO: Json = {
     "optimizer": OPTIMIZER, "temperature": 0.8, "entropy_coef": 0.01, "micro_batch_tokens": 30,
     "kl": {"where": "loss", "kind": "k3", "coef": 0.3}, "max_rollout_logprob_diff": "off",
 }  # fmt: skip
+MUON = OPTIMIZER | {"optimizer": "muon", "optimizer_offload": True, "lr": 3e-4}  # its products are in bfloat16
 VALUE: Json = {
     "optimizer": OPTIMIZER | {"max_grad_norm": None}, "objective": "value", "advantage": "gae",
     "mini_batches": 2, "epochs": 2, "value_clip": None,
@@ -34,6 +35,7 @@ WIDE: Mapping[str, Any] = {"num_key_value_heads": 4}
 ONE_LEFT = [[g, i] for g in range(GROUPS) for i in range(N) if (g, i) != (2, 1)]
 MESHES = {
     "tp2": (2, Parallel(tp=2)), "tp4": (4, Parallel(tp=4)), "dp2xtp2": (4, Parallel(tp=2)), "dp4": (4, Parallel()),
+    "cp2": (2, Parallel(cp=2)), "dp2xcp2": (4, Parallel(cp=2)),
 }  # fmt: skip
 
 
@@ -94,7 +96,9 @@ def test_an_update_is_that_of_one_rank(tmp_path: Path) -> None:
     sampled = {"top_p": 0.9, "top_k": 20, "repetition_penalty": 1.2, "epochs": 2, "top_entropy_quantile": 0.8}
     cases = [
         Case("qwen3_moe", "dp2xtp2", GRPO),
+        Case("qwen3_moe", "dp2xtp2", GRPO | {"optimizer": MUON}),
         Case("qwen2", "dp2xtp2", VALUE),
+        Case("qwen3", "dp2xcp2", GRPO),
         Case("gemma3_text", "tp2", GRPO | {"entropy_coef": 0.0, **sampled}),
     ]
     check(tmp_path, cases)
@@ -107,17 +111,21 @@ def test_every_architecture_under_every_mesh(tmp_path: Path) -> None:
     cases = [
         Case(kind, mesh, GRPO) for kind in ("gemma3_text", "llama", "qwen2", "qwen3", "qwen3_moe") for mesh in MESHES
     ]
+    cases += [Case("qwen3", "dp2xcp2", VALUE), Case("llama", "dp2xcp2", GRPO, tied)]
+    cases += [Case("llama", "cp2", GRPO | {"lora": {"rank": 4, "alpha": 8.0}})]
     cases += [Case(kind, "dp2xtp2", GRPO) for kind in sorted(SPLIT_ARCHITECTURES - {case.kind for case in cases})]
     cases += [Case(kind, "dp2xtp2", GRPO, tied) for kind in ("llama", "qwen2", "qwen3", "qwen3_moe")]
     cases += [Case(kind, mesh, VALUE) for kind in ("gemma3_text", "llama", "qwen3") for mesh in ("tp2", "dp2xtp2")]
-    cases += [Case("qwen3", mesh, GRPO | {"gradient_checkpointing": True}) for mesh in ("tp2", "dp2xtp2")]
+    cases += [Case("qwen3", mesh, GRPO | {"gradient_checkpointing": True}) for mesh in ("tp2", "cp2")]
+    cases += [Case("llama", mesh, GRPO | {"optimizer": MUON}) for mesh in ("tp2", "dp2xtp2", "dp2xcp2", "dp4")]
+    cases += [Case("llama", "dp4", GRPO | {"optimizer": MUON, "lora": {"rank": 4, "alpha": 8.0}})]
     cases += [Case("qwen3", "tp2", GRPO | {"dropped": ONE_LEFT})]  # ranks without a token of the head of their own
     cases += [Case(kind, "dp2xtp2", GRPO | {"dtype": "bfloat16"}, {}, 3e-2) for kind in ("llama", "qwen3_moe")]
     check(tmp_path, cases)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("mesh", "devices"), [("tp2", 2), ("dp2xtp2", 4)])
+@pytest.mark.parametrize(("mesh", "devices"), [("tp2", 2), ("cp2", 2), ("dp2xtp2", 4)])
 def test_over_nccl(mesh: str, devices: int, tmp_path: Path) -> None:
     """Each rank on a device of its own; float32 sums in another order than a CPU's."""
     if torch.cuda.device_count() < devices:

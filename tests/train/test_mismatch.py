@@ -7,15 +7,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from functions.base.samples import Columns
+from functions.base.samples import Columns, Ragged
 from functions.base.wire import Json, Ref
 from tests.support.train_call import ADAM, Bench
 
 
 def of(bench: Bench, data: Json) -> dict[tuple[int, int], float]:
     found = Columns.decode(bench.exchange.get(Ref.from_json(data["mismatch"])))
-    keys = zip(found.group.tolist(), found.index.tolist(), strict=True)
-    return dict(zip(keys, found.sample["mismatch"].tolist(), strict=True))
+    return dict(zip(found.keys, found.sample["mismatch"].tolist(), strict=True))
+
+
+def tokens_of(bench: Bench, data: Json) -> dict[tuple[int, int], list[float]]:
+    found = Columns.decode(bench.exchange.get(Ref.from_json(data["mismatch"])))
+    rows = Ragged(found.token["difference"], found.lengths).rows()
+    return dict(zip(found.keys, map(np.ndarray.tolist, rows), strict=True))
 
 
 @pytest.mark.parametrize("epochs", [1, 2], ids=["in the one pass", "by a pass of its own"])
@@ -23,7 +28,7 @@ def test_against_a_forward_pass_of_each_sample(bench: Bench, epochs: int) -> Non
     data = bench.call({"model": "policy", "optimizer": ADAM, "epochs": epochs, "micro_batch_tokens": 60})
     found, samples = of(bench, data), bench.samples
     model = AutoModelForCausalLM.from_pretrained(bench.directory, dtype=torch.float32).eval()
-    expected, tokens = {}, {}
+    expected, tokens, each = {}, {}, {}
     starts = samples.responses.offsets
     for row in range(len(samples)):
         prompt, response = samples.prompts[int(samples.prompt[row])], samples.responses[row]
@@ -38,8 +43,13 @@ def test_against_a_forward_pass_of_each_sample(bench: Bench, epochs: int) -> Non
         key = (int(samples.group[row]), int(samples.index[row]))
         expected[key] = float(np.abs(own - rollout)[mask == 1].mean())
         tokens[key] = float(mask.sum())
+        each[key] = np.where(mask == 1, own - rollout, np.nan).tolist()
     assert list(found) == sorted(expected)
     assert found == pytest.approx(expected, abs=2e-5)
+    told = tokens_of(bench, data)
+    assert list(told) == sorted(each)
+    for key, values in each.items():
+        assert told[key] == pytest.approx(values, abs=2e-5, nan_ok=True)
     mean = sum(found[key] * tokens[key] for key in found) / sum(tokens.values())
     assert mean == pytest.approx(data["metrics"]["rollout_corr/abs_diff_mean"], rel=1e-5)
 

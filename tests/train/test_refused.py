@@ -55,8 +55,6 @@ def test_samples_that_cannot_be_trained_on_are_named(bench: Bench) -> None:
     rejects(bench, r"sample \(group 0, index 0\) is given twice", samples=[bench.samples, half])
     open_end = dataclasses.replace(bench.samples, finish=np.full(GROUPS * N, 0, np.int32))
     rejects(bench, r"\(group 0, index 0\) is unfinished", samples=[open_end])
-    nothing = dataclasses.replace(bench.samples, mask=np.zeros_like(bench.samples.mask))
-    rejects(bench, "trains nothing", samples=[nothing])
 
 
 def test_numbers_that_are_not_finite_are_named(bench: Bench) -> None:

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from functions.base.wire import Json
-from functions.call.function import FatalError
+from functions.base.wire import Json, Version
 from functions.models.pretrained import load_causal_lm
-from tests.support.train_call import ADAM, Bench, close
+from functions.weights.store import fetch
+from tests.support.train_call import ADAM, BASE, Bench, close
 
 Array = npt.NDArray[np.float32]
 
@@ -68,7 +68,10 @@ def test_a_bound_that_nothing_passes_changes_nothing(bench: Bench) -> None:
     close(bench.weights(free), bench.weights(bound), 1e-7)
 
 
-def test_nothing_left(bench: Bench) -> None:
+def test_an_update_that_has_nothing_left_is_skipped(bench: Bench) -> None:
     everything: Json = {"optimizer": ADAM, "correction": {"level": None, "reject": {"token_k2": 1e-30}}}
-    with pytest.raises(FatalError, match="every token of a mini-batch is rejected"):
-        bench.call(everything)
+    told = bench.call(everything)
+    assert (told["metrics"]["actor/skipped_updates"], told["stats"]["optimizer_steps"]) == (1, 0)
+    close(bench.weights(told), fetch(bench.exchange, BASE), 0)
+    after = bench.call({"optimizer": ADAM}, id="after", version=Version.from_json(told["version"]))
+    close(bench.weights(after), bench.weights(bench.call({"optimizer": ADAM}, id="alone")), 0)

@@ -192,6 +192,20 @@ def test_the_update_is_that_of_all_samples_at_once(bench: Bench, advantage: str,
     assert fed["stats"]["trained_samples"] == whole["stats"]["trained_samples"]
 
 
+def test_a_step_that_has_nothing_to_train_goes_on(bench: Bench) -> None:
+    bench.columns.sample["score"][:] = 0.5
+    params = GRPO | {"filter_groups": True}
+    whole, fed = bench.whole(params), bench.run(bench.fed_call(params, bench.parts([[3], [5, 0], [1, 2], [4]])))
+    equal(bench, whole, fed)
+    assert (whole["metrics"]["actor/skipped_updates"], whole["metrics"]["critic/score/mean"]) == (1, 0.5)
+    assert whole["stats"]["trained_samples"] == whole["stats"]["optimizer_steps"] == 0
+    every = [(group, index) for group in range(GROUPS) for index in range(N)]
+    for stream in (True, False):
+        parts = bench.parts([[3], [5, 0], [1, 2], [4]], dropped=every, identity=f"none-{stream}")
+        none = bench.run(bench.fed_call(GRPO, parts, f"none-{stream}", stream=stream))
+        assert (none["metrics"], none["stats"]["samples"]) == ({"actor/skipped_updates": 1, "actor/grad_norm": 0}, 0)
+
+
 def test_a_critic_and_the_norm_of_dr_grpo(bench: Bench) -> None:
     with_old(bench)
     parts = bench.parts([[5], [3, 0], [1, 2, 4]], identity="other")

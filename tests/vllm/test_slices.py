@@ -11,7 +11,7 @@ import torch
 
 from functions.base.wire import Version
 from functions.call.function import Context, ReplicaBroken
-from functions.exchange.open import open_exchange, opened_as
+from functions.exchange.open import open_exchange
 from functions.generate.engine.base import Sampling
 from functions.generate.engines import EngineOptions
 from functions.generate.policy import HeldPolicy
@@ -32,7 +32,8 @@ WIDE = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 256}
 
 def test_ranks_read_their_slices_alone(make_model: Callable[..., Path], logprobs: Logprobs, tmp_path: Path) -> None:
     """Two ranks; a first version, one that comes as a delta, a whole one in place, and one whose bytes were altered."""
-    exchange = open_exchange(str(tmp_path / "exchange"), "job")
+    place = str(tmp_path / "exchange"), "job"
+    exchange = open_exchange(*place)
     parent = import_model(exchange, "policy", make_model(90, **WIDE))
     tensors = {name: tensor.to(torch.bfloat16) for name, tensor in fetch(exchange, parent).items()}
     policy = HeldPolicy(
@@ -47,7 +48,7 @@ def test_ranks_read_their_slices_alone(make_model: Callable[..., Path], logprobs
         manifest = publish(
             exchange, version, tensors=tensors, state={}, trainer={}, model_files=None, parent=parent, delta=delta
         )
-        context = Context(exchange, str(tmp_path / "scratch"), opened=opened_as(exchange))
+        context = Context(exchange, str(tmp_path / "scratch"), opened=place)
         if number == 4:
             file = next(p for p in (tmp_path / "exchange").rglob("shard-*") if "v000004" in str(p))
             with file.open("r+b") as opened:

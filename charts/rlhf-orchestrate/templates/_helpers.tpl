@@ -100,6 +100,17 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- default (printf "%s-%s" (include "rlhf.fullname" $root) (index . 1)) (index $root.Values.storage (index . 1)).existingClaim -}}
 {{- end -}}
 
+{{/* On the node of the API's pod: a claim that one node may write needs it, others do not mind. */}}
+{{- define "rlhf.besideApi" -}}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" (include "rlhf.selector" (list . "api") | fromYaml)) }}
+podAffinity:
+  {{- if include "rlhf.oneNode" . }}
+  requiredDuringSchedulingIgnoredDuringExecution: [{{ toJson $term }}]
+  {{- else }}
+  preferredDuringSchedulingIgnoredDuringExecution: [{{ toJson (dict "weight" 1 "podAffinityTerm" $term) }}]
+  {{- end }}
+{{- end }}
+
 {{/* "true" where a claim that the chart makes can be mounted on one node only. */}}
 {{- define "rlhf.oneNode" -}}
 {{- range $storage := list .Values.storage.runs .Values.storage.data -}}
@@ -193,14 +204,8 @@ spec:
       {{- with .Values.runner.tolerations }}
       tolerations: {{ toJson . }}
       {{- end }}
-      {{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" (include "rlhf.selector" (list . "api") | fromYaml)) }}
       affinity:
-        podAffinity:  # a claim that one node may write needs it, others do not mind
-          {{- if include "rlhf.oneNode" . }}
-          requiredDuringSchedulingIgnoredDuringExecution: [{{ toJson $term }}]
-          {{- else }}
-          preferredDuringSchedulingIgnoredDuringExecution: [{{ toJson (dict "weight" 1 "podAffinityTerm" $term) }}]
-          {{- end }}
+        {{- include "rlhf.besideApi" . | nindent 8 }}
       containers:
         - name: runner
           image: {{ include "rlhf.image" (list . "orchestrator") }}

@@ -73,8 +73,9 @@ def tools_of(samples: Iterable[Sample]) -> list[Json]:
     """[{tool, calls, failed}] of the samples' conversations, the one that failed most first. What failed, the model
     read as an error (functions/environment/own.py)."""
     told = [turn for sample in samples for turn in sample.get("conversation", ()) if turn["role"] == "tool"]
-    calls = Counter(str(turn.get("name")) for turn in told)
-    failed = Counter(str(turn.get("name")) for turn in told if str(turn["content"]).startswith("Error: "))
+    names = [turn.get("name") or "(no call that can be read)" for turn in told]
+    calls, errors = Counter(names), [str(turn["content"]).startswith("Error: ") for turn in told]
+    failed = Counter(name for name, error in zip(names, errors, strict=True) if error)
     ordered = sorted(calls, key=lambda tool: (-failed[tool], tool))
     return [{"tool": tool, "calls": calls[tool], "failed": failed[tool]} for tool in ordered]
 

@@ -1,7 +1,7 @@
 // Samples of a step: filtered, sorted and paged by the server; what does not fit a line is behind it.
 import { html, useEffect, useRef, useState } from "app/html.js";
 import { useKeys } from "app/keys.js";
-import { Failure, Panel, useAsk } from "app/parts.js";
+import { Failure, Panel, Table, useAsk } from "app/parts.js";
 import { Sample, id, scored } from "app/sample.js";
 import { Group, Histogram } from "app/group.js";
 import { number, plural, whole } from "app/format.js";
@@ -12,6 +12,7 @@ const SORTS = [
   ["index", "as in the step"], ["-score", "reward, highest first"], ["score", "reward, lowest first"], ["-tokens", "longest first"],
   ["tokens", "shortest first"], ["-advantage", "advantage, greatest first"], ["advantage", "advantage, least first"], ["-mismatch", "mismatch, greatest first"], ["-version", "newest version first"], ["version", "oldest version first"],
 ];
+const TOOLS = [{ title: "Tool", key: "tool", left: true }, { title: "Calls", value: (t) => whole(t.calls) }, { title: "Failed", value: (t) => html`<span class=${t.failed ? "bad" : ""}>${whole(t.failed)}</span>` }];
 const FRESH = { of: "training", step: null, contains: "", min_score: "", max_score: "", finish: "", sort: "index", offset: 0 };
 
 export function Samples({ store }) {
@@ -53,8 +54,8 @@ export function Samples({ store }) {
       <${Histogram} scores=${value.scores} />
       <ul class="chips" aria-label="Prompts">${value.groups.map((g) => html`<li key=${g.group}><button type="button" aria-pressed=${group === g.group} onClick=${() => setGroup(group === g.group ? null : g.group)}
         title=${`mean and deviation of ${plural(g.count, "sample")} of prompt ${g.group}`}>${g.group}: <b>${number(g.mean)}</b> ± ${number(g.deviation, 2)}</button></li>`)}</ul>
-      ${value.tools?.length > 0 && html`<p class="note">Tools that failed: ${value.tools.map((t) => `${t.tool} ${whole(t.failed)} of ${whole(t.calls)}`).join(", ")}</p>`}
     </${Panel}>`}
+    ${value?.tools?.length > 0 && html`<${Panel} title="Tools" note=${`of step ${value.step}; failed: the model read an error`}><${Table} caption="Tools" hidden=${true} columns=${TOOLS} rows=${value.tools} /></${Panel}>`}
     ${chosen && html`<${Group} key=${`${query.of} ${value.step} ${group}`} store=${store} query=${query} step=${value.step} group=${chosen} close=${() => setGroup(null)} />`}
     <p class="note" role="status" aria-busy=${busy}>${value ? `${whole(value.total)} ${value.total === 1 ? "sample" : "samples"} of step ${value.step}${filtered ? " match" : ""}` : "Reading the samples…"}</p>
     <div class="scroll panel flush" tabindex="0" role="region" aria-label="Samples">

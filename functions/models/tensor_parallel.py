@@ -70,6 +70,12 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
 """Of the plan's words those that are followed; an expert's own columns stay whole."""
 
 
+@torch.no_grad()
+def local(tensor: Tensor) -> Tensor:
+    """What this rank has of `tensor`."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
 def enter(states: Tensor, mesh: DeviceMesh) -> Tensor:
     """`states` that all ranks have, on the way into what each does a part of: gradients are added up."""
     return DTensor.from_local(states, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
