@@ -61,7 +61,7 @@ def work_gpu_s(scenario: Scenario, lengths: Array, seconds: float) -> float:
             share = 1.0 if slow <= seconds else (seconds - fast) / (slow - fast)
             least = min(least, share * size * slow + (1 - share) * wide * fast)
     more = max(0.0, float(lengths.sum()) / scenario.slots - longest) * min(s * c.step_s for s, c in costs.items())
-    return linear + least + more
+    return float(linear + least + more)
 
 
 def ways_gpu_s(scenario: Scenario, lengths: Array, seconds: float) -> float:

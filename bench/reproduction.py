@@ -155,7 +155,7 @@ def sceptic_cases() -> list[Scenario]:
         for data in scenarios.DATA
     ]
     for case in (cases[1], cases[4]):
-        long = {"lengths": Lognormal.of(300.0, 1.0), "max_response_length": 4096}
+        long: dict[str, Any] = {"lengths": Lognormal.of(300.0, 1.0), "max_response_length": 4096}
         cases.append(replace(case, name=case.name.replace("gpqa", "long tail"), **long))
     return [replace(case, link_gb_s=0.625) for case in cases]
 
@@ -172,7 +172,7 @@ def sceptic() -> list[dict[str, Any]]:
             print(f"{rest['case']:24} {'serverful':15} {rest['step_s']:8.1f} {'':6} {rest['gpu_s']:8.0f}", flush=True)
         saving = ("adaptive, 0.9x", "adaptive", Goal("cost", deadline_s=tuned[0]["step_s"] / 0.9))
         found = tuned[:1]
-        parts = [(4, 8, [RUNS[4], saving])]
+        parts: list[tuple[int, int | None, list[Run]]] = [(4, 8, [RUNS[4], saving])]
         if found[0]["case"].endswith("8"):
             parts.append((8, None, [RUNS[4], saving]))
         if base.name.startswith("7B grpo"):

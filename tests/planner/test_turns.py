@@ -70,7 +70,7 @@ def test_turns_are_taken_where_starts_take_long_and_not_where_they_take_nothing(
     for goal, held in ((Goal("speed"), 12), (Goal("cost"), 6)):
         plan, point = planned(ADAPTIVE, goal, asked, past, priors, turns(priors))
         assert (plan.turns, plan.replicas["generate"], plan.replicas["train"]) == (held, held, held)
-        assert (point.time_s, point.gpu_s) == (pytest.approx(10 + 6 / held), pytest.approx(held * (10 + 6 / held)))
+        assert (point.time_s, point.gpu_s) == pytest.approx((10 + 6 / held, held * (10 + 6 / held)))
 
 
 @pytest.mark.parametrize("policy", [SERVERFUL, RLHFUSE])
@@ -88,4 +88,4 @@ def test_stages_in_turns_wait_for_the_gpus_of_generation_and_for_each_other(poli
     plan, _ = planned(policy, Goal("speed"), asked, past, priors)
     stages = {stage.function: stage for stage in plan.stages}
     assert stages["reference"].start_s == pytest.approx(10.0)
-    assert (stages["train"].start_s, stages["train"].stop_s) == (pytest.approx(10.0 + 0.5 + 0.5), pytest.approx(12.0))
+    assert (stages["train"].start_s, stages["train"].stop_s) == pytest.approx((10.0 + 0.5 + 0.5, 12.0))
