@@ -12,10 +12,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import pytest
 
-from functions.base.wire import Json
 from orchestrator.platforms.knative.api import ApiError, core
 from tests.cluster.conftest import ENDED, RELEASE, Release, installed, until
 from tests.cluster.test_faults import PODS, Figures
@@ -63,7 +63,7 @@ class Count:
                         break
                     self._seen(event["type"], event["object"])
 
-    def _seen(self, kind: str, pod: Json) -> None:
+    def _seen(self, kind: str, pod: dict[str, Any]) -> None:
         job, name = pod["metadata"]["labels"][JOB], str(pod["metadata"]["name"])
         if kind == "DELETED" or pod["status"].get("phase") in ("Succeeded", "Failed"):
             self._gone(job, name)
