@@ -1,6 +1,6 @@
 """Seconds from a killed rank to the gang's next pass: survivors keep their rows, against all ranks loading anew.
 
-python bench/gang_lost.py [--meshes 2 4] [--hidden 1024] [--layers 18] [--repeats 2]
+python bench/gang_lost.py [--meshes 2 4] [--hidden 512] [--layers 8] [--repeats 2]
 
 The model and the step of gang_bytes.py. The last rank is killed (SIGKILL) when the first pass is made; the next attempt
 begins when the others have said so. New processes have their libraries loaded and wait. From the kill to the time when
@@ -94,8 +94,8 @@ def lost(root: Path, scratch: Path, call: Call, size: int, parallel: Parallel, k
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--meshes", nargs="+", default=["2", "4"])
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=18)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args(given)
     rows: list[Json] = []

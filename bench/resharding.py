@@ -22,7 +22,7 @@ import torch
 from bench.gang_bytes import PROCESSES, inputs, make_model, step
 from functions.base.wire import Call, Json, Version
 from functions.call.function import Context
-from functions.exchange.open import open_exchange, opened_as
+from functions.exchange.open import open_exchange
 from functions.generate.engines import EngineOptions
 from functions.generate.policy import HeldPolicy
 from functions.generate.vllm.engine import VllmEngine
@@ -37,7 +37,7 @@ def read_by(ranks: int, versions: Sequence[Version], root: Path, scratch: Path) 
     policy = HeldPolicy("vllm", EngineOptions(torch.bfloat16, torch.device("cpu"), 8, False, settings))
     found = []
     for version in versions:
-        context = Context(exchange, str(scratch), opened=opened_as(exchange))
+        context = Context(exchange, str(scratch), opened=(str(root), "job"))
         engine, _ = policy.hold(version, context)
         assert isinstance(engine, VllmEngine)
         manifest = read_manifest(exchange, version)

@@ -356,7 +356,7 @@ class S3Exchange:
                 )
 
 
-def _client(endpoint: str | None, region: str | None, **credentials: str) -> Any:
+def _client(endpoint: str | None, region: str | None, **credentials: Any) -> Any:
     config = botocore.config.Config(
         connect_timeout=CONNECT_S,
         read_timeout=READ_S,

@@ -87,7 +87,7 @@ class Member:
     def _read(self, file: Path, name: str, parameter: Tensor) -> None:
         """This rank's part of a tensor, and no other byte of it."""
         assert self.mesh is not None, "of several"
-        own = [slice(None)] * parameter.ndim
+        own: list[Any] = [slice(None)] * parameter.ndim
         if isinstance(parameter, DTensor) and isinstance(placement := parameter.placements[0], Shard):
             each = parameter.shape[placement.dim] // self.mesh.size()
             own[placement.dim] = slice(each * self.mesh.get_local_rank(), each * (self.mesh.get_local_rank() + 1))

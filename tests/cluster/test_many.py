@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ class Count:
                         break
                     self._seen(event["type"], event["object"])
 
-    def _seen(self, kind: str, pod: dict[str, dict[str, dict[str, str]]]) -> None:
+    def _seen(self, kind: str, pod: dict[str, Any]) -> None:
         job, name = pod["metadata"]["labels"][JOB], str(pod["metadata"]["name"])
         if kind == "DELETED" or pod["status"].get("phase") in ("Succeeded", "Failed"):
             self._gone(job, name)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,7 +46,11 @@ def once(path: Path, make: Callable[[], object]) -> None:
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
-            make()
+            try:
+                make()
+            except BaseException:
+                shutil.rmtree(path, ignore_errors=True)
+                raise
 
 
 @pytest.fixture

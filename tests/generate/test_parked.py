@@ -77,7 +77,8 @@ def held(kind: str, version: Version, context: Context) -> tuple[Parks, torch.nn
     """A function with the model of `version`, and that where it is a module."""
     if kind == "reference":
         reference = ReferenceFunction(device="cpu")
-        return reference, reference._team.member.held[reference._model("logprobs", version, context)].model
+        key = reference._model("logprobs", version, context)
+        return reference, reference._team.member.held[key].model
     generate = GenerateFunction(device="cpu", engine=kind, deterministic=True, slots=4)
     engine, _ = generate.policy.hold(version, context)
     model = engine._model  # type: ignore[attr-defined]

@@ -145,6 +145,11 @@ def container(state: dict[str, Any], last: dict[str, Any] | None = None) -> dict
             "CreateContainerConfigError", 'secret "s3" not found -> check platform.knative env_secrets', False,
         ),
         (
+            container({"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "j-token" not found'}})
+            | {"metadata": {"name": "p", "labels": {manifests.JOB_LABEL: "j"}}},  # the lease has run out
+            "CreateContainerConfigError", 'secret "j-token" not found', True,
+        ),
+        (
             container({"terminated": {"reason": "OOMKilled", "exitCode": 137}}),
             "OOMKilled", "raise memory_gb", True,
         ),

@@ -39,7 +39,7 @@ def forkserver(env: Mapping[str, str]) -> Iterator[str]:
     over, end = os.pipe()
 
     def forked() -> None:
-        if listener in select.select([listener, over], [], [])[0]:
+        if listener.fileno() in select.select([listener.fileno(), over], [], [])[0]:
             process = CONTEXT.Process(target=_fork_agents, args=(listener, alive, dict(env)))
             process.start()
             alive.close()

@@ -21,7 +21,7 @@ from orchestrator.commands.main import main
 STEPS = 3
 MARK = f"RLHF_TEST_SESSION={uuid.uuid4()}"
 """In the environment of every process that these tests start, and of all their descendants."""
-os.environ |= [MARK.split("=")]
+os.environ |= dict([MARK.split("=")])
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
 

@@ -67,7 +67,11 @@ class JobContext:
 
     @property
     def secret(self) -> str:
-        return f"{self.job}-token"
+        return token_secret(self.job)
+
+
+def token_secret(job: str) -> str:
+    return f"{job}-token"
 
 
 def labels(context: JobContext, component: str) -> Json:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from functions.base.logs import LogLine
-from orchestrator.platforms.knative.manifests import QUEUE_LABEL
+from orchestrator.platforms.knative.manifests import JOB_LABEL, QUEUE_LABEL, token_secret
 
 Json = dict[str, Any]
 
@@ -46,13 +46,14 @@ def why_not(pod: Json) -> Reason | None:
                     True,
                     True,
                 )
+    job = pod["metadata"].get("labels", {}).get(JOB_LABEL, "")
     for container in status.get("containerStatuses", ()):
-        for found in _container(name, container):
+        for found in _container(name, job, container):
             return found
     return None
 
 
-def _container(name: str, status: Json) -> Iterator[Reason]:
+def _container(name: str, job: str, status: Json) -> Iterator[Reason]:
     waiting = status.get("state", {}).get("waiting", {})
     what, message = waiting.get("reason", ""), waiting.get("message", "")
     ended = status.get("state", {}).get("terminated") or status.get("lastState", {}).get("terminated") or {}
@@ -64,7 +65,8 @@ def _container(name: str, status: Json) -> Iterator[Reason]:
             False,
         )
     elif what in CONFIG:
-        yield Reason(what, f"{name}: {message} -> check platform.knative env_secrets, volumes and command", False)
+        lost = f'"{token_secret(job)}" not found' in message  # it went with the lease, and comes with the next one
+        yield Reason(what, f"{name}: {message} -> check platform.knative env_secrets, volumes and command", lost)
     elif ended.get("reason") == "OOMKilled":
         yield Reason("OOMKilled", f"{name} ran out of memory and was killed -> raise memory_gb of its function", True)
     elif what == "CrashLoopBackOff":
