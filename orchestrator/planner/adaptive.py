@@ -51,7 +51,7 @@ HELD = (8, 6, 4)
 """Eighths of a pool that may be held for turns; each makes planning longer."""
 GUESSED = 1.25
 """Before any length was seen, steps with GPUs for each function go so much further beyond their predictions than steps
-in turns, where none waits for what another one holds (simulated: 1.1 to 2.4 times the prediction, in turns 1.4)."""
+in turns, where none waits for what another one holds (a handful of simulated first steps, most of 7B PPO)."""
 SLOW = 0.85
 """Quantile of the steps' paces that is slow: a deadline is planned for with it."""
 HAND_OVER_S = 0.005
