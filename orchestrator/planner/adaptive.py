@@ -46,7 +46,12 @@ Array = npt.NDArray[np.float64]
 
 PACES_KEPT = 16
 CHANGE = 1.03
-"""How much better it has to be to take turns where functions did not in the last step, or not to where they did."""
+"""How much better it has to be to hold more or fewer GPUs for turns than in the last step, or none."""
+HELD = (8, 6, 4)
+"""Eighths of a pool that may be held for turns; each makes planning longer."""
+GUESSED = 1.25
+"""Before any length was seen, steps with GPUs for each function go so much further beyond their predictions than steps
+in turns, where none waits for what another one holds (a handful of simulated first steps, most of 7B PPO)."""
 SLOW = 0.85
 """Quantile of the steps' paces that is slow: a deadline is planned for with it."""
 HAND_OVER_S = 0.005
@@ -57,7 +62,7 @@ HAND_OVER_S = 0.005
 class AdaptivePlanner:
     """`pool_gpus`: GPUs that all functions share (None: each function has its own).
 
-    `turns`: what functions cost that take turns on all of them; None: they cannot.
+    `turns`: what functions cost that take turns on them; None: they cannot.
     `detailed`: all points of the curve are worked out in full, not only those whose first estimate is best.
     """
 
@@ -107,7 +112,7 @@ class AdaptivePlanner:
         if self._last is not None and self._last.predicted_step_s is not None:
             predicted = {"step": (self._last.predicted_step_s, observation.step_s)}
             if not guessed:
-                self._pace[self._last.turns].append(observation.step_s / self._last.predicted_step_s)
+                self._pace[self._last.turns > 0].append(observation.step_s / self._last.predicted_step_s)
             if self._last.predicted_cost_usd is not None and observation.cost_usd > 0:
                 predicted["cost"] = (self._last.predicted_cost_usd, observation.cost_usd)
             for name, (was, is_) in predicted.items():
@@ -130,7 +135,7 @@ class AdaptivePlanner:
         if generate is None:
             plan = self._static.plan(request)
             return replace(plan, overlap=self.policy.fuse != "no")
-        n, most = request.samples_per_prompt, self._most(request.functions[GENERATE])
+        n = request.samples_per_prompt
         prompt_tokens = np.array([len(p.tokens) for p in request.prompts], dtype=np.float64)
         waits_s, policies = None, (self.policy, *TURNS)
         if ENVIRONMENT in request.functions:  # samples go on turn by turn: no tail is cut
@@ -139,8 +144,9 @@ class AdaptivePlanner:
         load = Workload(np.repeat(prompt_tokens, n), predicted.samples(n, request.step), n, waits_s)
         cases = [Case(self._costs(request, self.learned), policies[0], load, request.streamed, self._paces(False))]
         if self.turns is not None:
-            held = self._costs(request, self.turns)
-            cases += [Case(held, policy, load, frozenset(), self._paces(True)) for policy in policies[1:]]
+            for held in _held(self._costs(request, self.turns)):
+                ways = policies[1:] if held.pool_gpus == self.pool_gpus else policies[-1:]
+                cases += [Case(held, policy, load, frozenset(), self._paces(True)) for policy in ways]
         prefixes = Prefixes([p.tokens for p in request.prompts])
         usd = 1.0 if any(f.usd_per_hour > 0 for f in request.functions.values()) else 0.0
         fronts: list[tuple[Case, Outlines]] = []
@@ -149,7 +155,7 @@ class AdaptivePlanner:
         dealt: list[Dealt] = []
         for case in cases:
             if not fronts or case.costs is not fronts[-1][0].costs:  # else they are dealt and end alike
-                every = dealings(case, predicted, prefixes, most)
+                every = dealings(case, predicted, prefixes, self._most(case.costs.limits[GENERATE]))
                 dealt = [
                     Dealt(dealing.shards, self._tail(states(case, dealing.shards, prefixes), case), waits_s)
                     for dealing in promising(case, every, self.detailed)
@@ -168,12 +174,22 @@ class AdaptivePlanner:
     def _weighed(self, point: CurvePoint, case: Case) -> CurvePoint:
         """As such steps went against their predictions; what it costs to begin to take turns, or to end it, has to come
         back."""
-        if self.turns is None or self._last is None:
+        if self.turns is None:
             return point
-        turns = case.policy.colocated
-        factor = float(np.median([1.0, 1.0, *self._pace[turns]]))
-        factor *= CHANGE if self._last.turns != turns else 1.0
+        turns = _turns(case)
+        if not self.lengths.ewma:
+            factor = 1.0 if turns else GUESSED
+        else:
+            factor = self._usual(turns > 0)
+            factor *= CHANGE if self._last is not None and self._last.turns != turns else 1.0
         return replace(point, time_s=factor * point.time_s, cost_usd=factor * point.cost_usd)
+
+    def _usual(self, turns: bool) -> float:
+        """How steps in turns, or others, go against their predictions, and points are weighed by; what was not tried
+        goes no better than what was."""
+        if self.turns is None:
+            return 1.0
+        return float(np.median([1.0, 1.0, *(self._pace[turns] or self._pace[not turns])]))
 
     def _tail(self, states: Sequence[ShardState], case: Case) -> Tail:
         costs = case.costs
@@ -209,7 +225,7 @@ class AdaptivePlanner:
         """
         if self.goal.deadline_s is None:
             return self.goal
-        pace = [*self._pace[False], *self._pace[True]]
+        pace = [each / self._usual(kind) for kind, paces in self._pace.items() for each in paces]
         late = float(np.quantile(np.array(pace), SLOW)) if pace else PACES[-1]
         return replace(self.goal, deadline_s=self.goal.deadline_s / max(1.0, late))
 
@@ -260,7 +276,7 @@ class AdaptivePlanner:
             migrate_to=chosen.tail.migrate_to,
             tail=chosen.tail.function,
             keep=frozenset(request.functions) - {TAIL} if policy.keep else frozenset(),
-            turns=policy.colocated and self.turns is not None,
+            turns=_turns(case) if self.turns is not None else 0,
             prewarm_s=prewarm,
             prewarm_next_s=ahead,
             generated_s=last_s,
@@ -327,6 +343,24 @@ class AdaptivePlanner:
         if self.pool_gpus is None or not limits.gpus:
             return limits.max_replicas
         return max(1, min(limits.max_replicas, self.pool_gpus // limits.gpus))
+
+
+def _turns(case: Case) -> int:
+    """GPUs that are held for turns."""
+    return case.costs.pool_gpus or 0 if case.policy.colocated else 0
+
+
+def _held(costs: Costs) -> list[Costs]:
+    """Of functions that take turns on so many of the pool's GPUs, the whole pool first."""
+    pool, found = costs.pool_gpus or 0, list[Costs]()
+    for gpus in dict.fromkeys(pool * eighths // 8 for eighths in HELD):
+        limits = {
+            name: replace(limit, max_replicas=min(limit.max_replicas, gpus // limit.gpus)) if limit.gpus else limit
+            for name, limit in costs.limits.items()
+        }
+        if all(limit.max_replicas >= (limit.min_replicas or 1) for name, limit in limits.items() if name != TAIL):
+            found.append(replace(costs, limits=limits, pool_gpus=gpus))
+    return found
 
 
 def _ratio(a: float, b: float) -> float:

@@ -118,8 +118,8 @@ class StepPlan:
     tail: str = GENERATE
     """`generate`, or the function of its kind on whose larger replicas (more GPUs each) a cut's samples go on."""
     keep: frozenset[str] = frozenset()
-    turns: bool = False
-    """All GPUs of the pool are held, and functions take turns on them (simulations)."""
+    turns: int = 0
+    """GPUs of the pool that are held for functions to take turns on (simulations); 0: they do not."""
     prewarm_s: Mapping[str, float] = field(default_factory=dict)
     prewarm_next_s: Mapping[str, float] = field(default_factory=dict)
     """The same for the first call of the step that follows."""

@@ -30,7 +30,8 @@ def followers(case: Case, steps: Generations, parts: Parts, room: Room) -> dict[
 
 def _follower(case: Case, name: str, steps: Generations, parts: Parts, room: Room, after: int) -> Follower:
     """The stage on as many replicas as the exchange likes best. It begins with the first samples, whenever they come:
-    what is promised, and a replica of each stage after it (`after` GPUs), have to fit beside it.
+    what is promised, and a replica of each stage after it (`after` GPUs), have to fit beside it. In turns its calls
+    wait for those of generation on the same GPUs: it begins when half of these are let go.
     """
     costs, limits = case.costs, case.costs.limits[name]
     start_s = 0.0 if name in costs.warm else costs.start_s[name]
@@ -39,6 +40,8 @@ def _follower(case: Case, name: str, steps: Generations, parts: Parts, room: Roo
     last_s, exchange = steps.finish_s[:, -1:], steps.exchange
     stage, rows = StreamedStage(parts, costs.followers[name], start_s, case.ahead(exchange)), np.arange(len(last_s))
     rooms_s = np.broadcast_to(room.at_s([n * limits.gpus for n in counts]), (len(rows), len(counts)))
+    if case.policy.colocated and limits.gpus:
+        rooms_s = np.repeat(steps.gone_s[:, [(steps.gone_s.shape[1] - 1) // 2]], len(counts), axis=1)
     found = [stage.follow(n, rooms_s[:, k]) for k, n in enumerate(counts)]
     columns = {column.name: np.stack([getattr(f, column.name) for f in found], axis=1) for column in fields(Follower)}
     fits = room.fits([n * limits.gpus + after for n in counts]) | (np.array(counts) == 1)
@@ -59,9 +62,10 @@ def ready(case: Case, steps: Generations, parts: Parts, followers: Mapping[str, 
     np.put_along_axis(by_number, steps.numbers, ready, axis=1)
     ready_s: Array = ready.max(axis=1)
     if case.policy.colocated:  # stages that begin after generation take turns on the GPUs
-        ready_s = last_s = steps.finish_s[:, -1]
-        for f in followers.values():
-            ready_s = ready_s + np.maximum(0.0, f.end_s - np.maximum(f.begin_s, last_s))
+        in_turn_s = last_s = steps.finish_s[:, -1]
+        for f in (f for name, f in followers.items() if case.costs.limits[name].gpus):
+            in_turn_s = in_turn_s + np.maximum(0.0, f.end_s - np.maximum(f.begin_s, last_s))
+        ready_s = np.maximum(ready_s, in_turn_s)
     return case.load.at(by_number), ready_s
 
 

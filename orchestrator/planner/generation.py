@@ -46,7 +46,7 @@ class Generations:
         finished = [ways[way].finish(tail) for way, _, tail in rows]
         finish_s, numbers = np.stack([times for times, _ in finished]), np.stack([named for _, named in finished])
         if case.policy.fuse == "no":
-            finish_s = np.repeat(finish_s[:, -1:], finish_s.shape[1], axis=1)
+            finish_s, numbers = np.repeat(finish_s[:, -1:], finish_s.shape[1], axis=1), np.sort(numbers, axis=1)
         choices = [tail for _, _, tail in rows]
         return cls(
             np.array([way for way, _, _ in rows]),

@@ -52,4 +52,4 @@ TURNS = tuple(
     for how in _HELD
 )
 """Ways to hold all GPUs and take turns on them, which `adaptive` weighs where functions can: as a reserved cluster
-does, as RLHFuse does, with a cut that is chosen."""
+does, as RLHFuse does, with a cut that is chosen. Where fewer are held, the last one alone."""

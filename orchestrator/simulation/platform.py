@@ -4,7 +4,7 @@
 
 Serverless: a replica takes its GPUs from the pool when it starts, and they are paid for until it is gone. What parks
 leaves its GPUs a little later, and the function's next start takes it up with the versions that it holds. Turns: every
-function has a place on the same GPUs, which are all held and paid for; a call waits until all GPUs of its replica are
+function has a place on the same GPUs, which are held and paid for; a call waits until all GPUs of its replica are
 free of other functions' calls (weights stay resident: a place costs nothing more). A pool is colocated for the whole
 job, or a plan says so from step to step (`take_turns`).
 """
@@ -75,6 +75,11 @@ class _Function(ReplicaQueue[_Replica]):
     def fits(self, replica: _Replica) -> bool:
         return not self.platform.taken(self, replica)
 
+    def next(self) -> list[_Replica]:
+        """Those without a call that will take the calls that wait."""
+        waiting = sum(not waiter.done() for waiter in self._waiters)
+        return [replica for replica in self.replicas if replica.state == "idle"][:waiting]
+
     def hand_out(self) -> None:
         """Of all functions: what ends here may free GPUs for another one."""
         for function in self.platform.functions.values():
@@ -86,7 +91,8 @@ class SimulatedPlatform:
 
     def __init__(self, models: Mapping[str, Model], exchange: MemoryExchange, *, pool: Pool | None = None) -> None:
         self._models, self._exchange, self._pool = models, exchange, pool
-        self._turns = pool is not None and pool.colocated
+        self._turns = pool.gpus if pool is not None and pool.colocated else 0
+        """GPUs that are held for them; 0: functions do not take any."""
         self.functions: dict[str, _Function] = {}
         self._lives: list[_Replica] = []
         self._taken, self._paid_s, self._since_s = 0, 0.0, 0.0
@@ -159,11 +165,11 @@ class SimulatedPlatform:
         self._pay()
         self._closed_s = now_s() if self._closed_s is None else self._closed_s
 
-    def take_turns(self, models: Mapping[str, Model], turns: bool) -> None:
-        """From now on all functions take turns on the whole pool, or none does; their work is that of `models`."""
+    def take_turns(self, models: Mapping[str, Model], gpus: int) -> None:
+        """From now on all functions take turns on so many GPUs, 0: none does; their work is that of `models`."""
         assert self._pool is not None, "asked in a pool only"
         self._pay()
-        self._turns = turns
+        self._turns = gpus
         for name, function in self.functions.items():
             function.model = models.get(name, function.model)
 
@@ -175,8 +181,7 @@ class SimulatedPlatform:
     def _pay(self) -> None:
         until_s = now_s() if self._closed_s is None else self._closed_s
         if self._deployed_s is not None:
-            held = self._pool.gpus if self._turns and self._pool is not None else self._taken
-            self._paid_s += held * (until_s - max(self._since_s, self._deployed_s))
+            self._paid_s += max(self._turns, self._taken) * (until_s - max(self._since_s, self._deployed_s))
         self._since_s = until_s
 
     def _take(self, gpus: int) -> None:
@@ -232,22 +237,22 @@ class SimulatedPlatform:
         self._admit()
 
     def taken(self, function: _Function, replica: _Replica) -> bool:
-        """In a colocated pool: whether a call is open on any GPU of the replica's place."""
-        if self._pool is None or not self._turns:
+        """In turns: whether a call is open on any GPU of the replica's place, or waits for it of a function that comes
+        before this one: one that needs several GPUs would never find all of them free."""
+        if not self._turns:
             return False
-        mine = self._gpus(function, replica)
-        return any(
-            not mine.isdisjoint(self._gpus(other, busy))
-            for other in self.functions.values()
-            for busy in other.replicas
-            if not busy.free
-        )
+        mine, before = self._gpus(function, replica), True
+        for other in self.functions.values():
+            before &= other is not function
+            for there in [*(r for r in other.replicas if not r.free), *(other.next() if before else ())]:
+                if not mine.isdisjoint(self._gpus(other, there)):
+                    return True
+        return False
 
     def _gpus(self, function: _Function, replica: _Replica) -> set[int]:
-        """Those of its place in a colocated pool, which other functions' places overlap."""
-        assert self._pool is not None, "asked in a pool only"
+        """Those of its place, which other functions' places overlap."""
         first = replica.place * function.spec.gpus
-        return {k % self._pool.gpus for k in range(first, first + function.spec.gpus)}
+        return {k % self._turns for k in range(first, first + function.spec.gpus)}
 
     def _admit(self) -> None:
         """Gives free GPUs to the replicas that wait for them, in order: none overtakes one that needs more; what needs

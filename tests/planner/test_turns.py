@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,7 +50,7 @@ def test_never_worse_than_a_held_pool_with_or_without_fusion_or_than_scaling_to_
     ]
     best = min(goal.rank(other.time_s, other.cost_usd)[0] for other in others)
     assert goal.rank(point.time_s, point.cost_usd)[0] <= best * (1 + 1e-9)
-    assert plan.turns == bool(plan.keep)
+    assert bool(plan.turns) == bool(plan.keep)
 
 
 def test_turns_are_taken_where_starts_take_long_and_not_where_they_take_nothing() -> None:
@@ -62,4 +63,29 @@ def test_turns_are_taken_where_starts_take_long_and_not_where_they_take_nothing(
     for start_s, in_turns in ((60.0, True), (0.0, False)):
         priors = Priors(GenerateCost(0.0, 0.0, 0.1, 0.0, 0.0), work, dict.fromkeys(limits, start_s))
         plan, _ = planned(ADAPTIVE, Goal("cost"), asked, past, priors, turns(priors))
-        assert plan.turns == in_turns
+        assert bool(plan.turns) == in_turns
+    # 10 s of generation on however many replicas, and 6 GPU-seconds of training
+    scored = {"train": WorkCost(0.0, 0.5, 0.0)}
+    priors = Priors(GenerateCost(0.0, 0.0, 0.1, 0.0, 0.0), scored, dict.fromkeys(limits, 60.0))
+    for goal, held in ((Goal("speed"), 12), (Goal("cost"), 6)):
+        plan, point = planned(ADAPTIVE, goal, asked, past, priors, turns(priors))
+        assert (plan.turns, plan.replicas["generate"], plan.replicas["train"]) == (held, held, held)
+        assert (point.time_s, point.gpu_s) == pytest.approx((10 + 6 / held, held * (10 + 6 / held)))
+
+
+@pytest.mark.parametrize("policy", [SERVERFUL, RLHFUSE])
+def test_stages_in_turns_wait_for_the_gpus_of_generation_and_for_each_other(policy: Policy) -> None:
+    """All samples end at 10 s, when the first GPU is free: two stages of 6 GPU-seconds and training of 12 follow.
+    Scores need no GPU."""
+    prompts = [Prompt(i, i, (i,)) for i in range(12)]
+    limits = {name: FunctionLimits(12, 1.0, 1) for name in ("generate", "reference", "critic", "train")}
+    limits["reward"] = FunctionLimits(12, 0.0, 0)
+    asked = StepRequest(1, prompts, 1, 100, limits)
+    past = PastStep(0, prompts, [[100]] * 12, [], frozenset(), 1.0)
+    each = WorkCost(0.0, 0.5, 0.0)
+    work = {"reference": each, "critic": each, "reward": each, "train": WorkCost(0.0, 1.0, 0.0)}
+    priors = Priors(GenerateCost(0.0, 0.0, 0.1, 0.0, 0.0), work, dict.fromkeys(limits, 0.0))
+    plan, _ = planned(policy, Goal("speed"), asked, past, priors)
+    stages = {stage.function: stage for stage in plan.stages}
+    assert stages["reference"].start_s == pytest.approx(10.0)
+    assert (stages["train"].start_s, stages["train"].stop_s) == pytest.approx((10.0 + 0.5 + 0.5, 12.0))

@@ -376,15 +376,41 @@ def test_what_parks_comes_back_with_its_versions_and_leaves_its_gpus_a_little_la
     run(main())
 
 
-def test_a_pool_in_turns_is_paid_for_whole_and_calls_wait_for_each_other() -> None:
-    """Two functions on one GPU: both have replicas, one call at a time; apart again, only what is up is paid for."""
+def test_in_turns_a_call_that_needs_several_gpus_is_not_starved_by_later_stages() -> None:
+    """Scores keep both GPUs busy, one or the other: 2.0, 3.5, 5.0 and 1.5, 3.0, 4.5. The call of generate that comes at
+    1.0 gets both when they are free next."""
+    platform, exchange, specs = world(Table([3]), pool=Pool(2), gpus=2)
+    specs[1] = replace(specs[1], gpus=1)
+
+    async def main() -> None:
+        await platform.deploy(specs)
+        platform.take_turns(platform._models, 2)
+        for name, count in (("generate", 1), ("reward", 2)):
+            await platform.scale(name, count)
+        await asyncio.sleep(20.0)
+        refs = [exchange.put(f"batches/{n}", prompts(1, n).encode()) for n in (2, 1)]
+        calls = [Call(f"s000001.reward.{k}", "reward", {"samples": [refs[k > 0]]}, {}, {}, 1) for k in range(8)]
+        async with asyncio.TaskGroup() as tasks:
+            scored = [tasks.create_task(collect(platform, "reward", call)) for call in calls]
+            await asyncio.sleep(1.0)
+            made = tasks.create_task(collect(platform, "generate", generate_call(exchange, prompts(1, 1))))
+        assert made.result()[0][0] == pytest.approx(20.0 + 2.0)
+        assert all(task.result()[-1][1].kind == "done" for task in scored)
+        await platform.close()
+
+    run(main())
+
+
+def test_what_is_held_for_turns_is_paid_for_and_calls_wait_for_each_other() -> None:
+    """Two functions on one GPU: both have replicas, one call at a time; fewer GPUs can be held; apart again,
+    only what is up is paid for."""
     platform, exchange, specs = world(Table([3, 3]), pool=Pool(4), gpus=4)
 
     async def main() -> None:
         await platform.deploy(specs)
         await asyncio.sleep(7.0)
         assert platform.gpu_s() == 0.0
-        platform.take_turns(platform._models, True)
+        platform.take_turns(platform._models, 4)
         for name in ("generate", "train"):
             await platform.scale(name, 1)
         await asyncio.sleep(10.0)
@@ -397,7 +423,11 @@ def test_a_pool_in_turns_is_paid_for_whole_and_calls_wait_for_each_other() -> No
             second = tasks.create_task(collect(platform, "train", train))
         assert first.result()[-1][0] == pytest.approx(17 + 3.1)
         assert second.result()[0][0] == pytest.approx(17 + 3.1)
-        platform.take_turns(platform._models, False)
+        platform.take_turns(platform._models, 3)
+        before = platform.gpu_s()
+        await asyncio.sleep(10.0)
+        assert platform.gpu_s() - before == pytest.approx(3 * 10)
+        platform.take_turns(platform._models, 0)
         for name in ("generate", "train"):
             await platform.scale(name, 0)
         before = platform.gpu_s()

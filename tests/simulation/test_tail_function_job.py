@@ -40,7 +40,7 @@ def most_gpus(outcome: Outcome, scenario: Scenario) -> int:
     own = [u for u in outcome.usage if not any(start_s <= u.started_s < stop_s for start_s, stop_s in turns)]
     changes = [(u.started_s, gpus[u.function]) for u in own]
     changes += [(u.stopped_s or float("inf"), -gpus[u.function]) for u in own]
-    return max(itertools.accumulate(change for _, change in sorted(changes)))
+    return max(itertools.accumulate(change for _, change in sorted(changes)), default=0)
 
 
 def test_long_responses_end_on_more_gpus_and_the_step_sooner(wide: Outcome) -> None:

@@ -65,9 +65,7 @@ def _container(name: str, job: str, status: Json) -> Iterator[Reason]:
             False,
         )
     elif what in CONFIG:
-        lost = (
-            f'"{token_secret(job)}" not found' in message
-        )  # with the job's lease: another is being taken, and it with it
+        lost = f'"{token_secret(job)}" not found' in message  # it went with the lease, and comes with the next one
         yield Reason(what, f"{name}: {message} -> check platform.knative env_secrets, volumes and command", lost)
     elif ended.get("reason") == "OOMKilled":
         yield Reason("OOMKilled", f"{name} ran out of memory and was killed -> raise memory_gb of its function", True)
