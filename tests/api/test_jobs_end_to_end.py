@@ -104,7 +104,7 @@ def test_from_post_to_model_over_kills(tmp_path: Path, monkeypatch: pytest.Monke
 
         assert "no agent of the forkserver" not in (runs / id / "logs" / "node-agent.log").read_text()
         wait_for(lambda: api.delete(f"/v1/jobs/{id}").status_code == 204, what="deleted")
-        assert [path.name for path in runs.iterdir()] == [".idempotency"]
+        assert {path.name for path in runs.iterdir()} == {".idempotency", ".lock", ".tick"}
     assert_nothing_left()
 
 
@@ -123,7 +123,7 @@ def test_submit_follows_a_job_to_its_failure(tmp_path: Path) -> None:
         assert done.returncode == 1, done.stderr
         assert "failed: " in done.stdout.splitlines()[-1]
         assert str(root / "model") in done.stdout.splitlines()[-1]
-        run = next(path for path in (tmp_path / "runs").iterdir() if path.name != ".idempotency")
+        run = next(path for path in (tmp_path / "runs").iterdir() if not path.name.startswith("."))
         assert json.loads((run / "api.json").read_text())["launches"] == 1
         refused = here(*words, "steps=-1")
         assert refused.returncode == 1

@@ -90,7 +90,7 @@ def test_a_setting_has_one_default() -> None:
     for section, params in sections:
         both = {field.name for field in fields(params)} & set(section.model_fields)
         assert both
-        for name in both:
+        for name in both - ({"optimizer"} if isinstance(params, TrainParams) else set()):  # there all its settings
             assert section.model_fields[name].default == getattr(params, name), name
     assert ModelConfig.model_fields["lora_alpha"].default == LoraParams(rank=1).alpha
     assert ModelConfig.model_fields["dtype"].default == TrainParams().dtype
