@@ -46,7 +46,8 @@ Array = npt.NDArray[np.float64]
 
 PACES_KEPT = 16
 CHANGE = 1.03
-"""How much better it has to be to hold more or fewer GPUs for turns than in the last step, or none."""
+"""How much better it has to be to hold more or fewer GPUs for turns than in the last step, or none; and to begin stages
+beside generation in turns: what they wait for there is not all foreseen."""
 HELD = (8, 6, 4)
 """Eighths of a pool that may be held for turns; each makes planning longer."""
 GUESSED = 1.25
@@ -182,6 +183,7 @@ class AdaptivePlanner:
         else:
             factor = self._usual(turns > 0)
             factor *= CHANGE if self._last is not None and self._last.turns != turns else 1.0
+        factor *= CHANGE if turns and case.policy.fuse != "no" else 1.0
         return replace(point, time_s=factor * point.time_s, cost_usd=factor * point.cost_usd)
 
     def _usual(self, turns: bool) -> float:
