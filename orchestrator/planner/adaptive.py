@@ -86,7 +86,9 @@ class AdaptivePlanner:
         """After the first step, in which the platform starts too."""
         self._prewarmed: frozenset[str] = frozenset()
         self._pace: dict[bool, deque[float]] = {turns: deque(maxlen=PACES_KEPT) for turns in (False, True)}
-        """How long steps took against their predictions, in turns and not; without those before any length was seen."""
+        """How long steps took against their predictions, in turns and not; without that before any length was seen,"""
+        self._guessed = 1.0
+        """which is what a kind that was not tried is weighed by."""
 
     def plan(self, request: StepRequest) -> StepPlan:
         check(request)
@@ -112,8 +114,11 @@ class AdaptivePlanner:
         self._begun = True
         if self._last is not None and self._last.predicted_step_s is not None:
             predicted = {"step": (self._last.predicted_step_s, observation.step_s)}
-            if not guessed:
-                self._pace[self._last.turns > 0].append(observation.step_s / self._last.predicted_step_s)
+            pace = observation.step_s / self._last.predicted_step_s
+            if guessed:
+                self._guessed = max(1.0, pace)
+            else:
+                self._pace[self._last.turns > 0].append(pace)
             if self._last.predicted_cost_usd is not None and observation.cost_usd > 0:
                 predicted["cost"] = (self._last.predicted_cost_usd, observation.cost_usd)
             for name, (was, is_) in predicted.items():
@@ -166,7 +171,8 @@ class AdaptivePlanner:
             places += [(len(fronts), row) for row in range(len(front.cost))]
             points += [CurvePoint(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
             fronts.append((case, front))
-        place = self._choose([self._weighed(p, fronts[at][0]) for p, (at, _) in zip(points, places, strict=True)])
+        weighed = [self._weighed(p, fronts[at][0]) for p, (at, _) in zip(points, places, strict=True)]
+        place = self._choose(weighed, points)
         case, front = fronts[places[place][0]]
         order = sorted(points, key=lambda p: self.goal.rank(p.time_s, p.cost_usd), reverse=True)
         curve = {p.replicas: p for p in (*order, points[place])}
@@ -182,8 +188,8 @@ class AdaptivePlanner:
             factor = 1.0 if turns else GUESSED
         else:
             factor = self._usual(turns > 0)
-            factor *= CHANGE if self._last is not None and self._last.turns != turns else 1.0
-        factor *= CHANGE if turns and case.policy.fuse != "no" else 1.0
+            if self._last is not None:
+                factor *= CHANGE ** ((self._last.turns != turns) + (turns > 0 and case.policy.fuse != "no"))
         return replace(point, time_s=factor * point.time_s, cost_usd=factor * point.cost_usd)
 
     def _usual(self, turns: bool) -> float:
@@ -191,7 +197,8 @@ class AdaptivePlanner:
         goes no better than what was."""
         if self.turns is None:
             return 1.0
-        return float(np.median([1.0, 1.0, *(self._pace[turns] or self._pace[not turns])]))
+        usual = float(np.median([1.0, 1.0, *(self._pace[turns] or self._pace[not turns])]))
+        return usual if self._pace[turns] else max(usual, self._guessed)
 
     def _tail(self, states: Sequence[ShardState], case: Case) -> Tail:
         costs = case.costs
@@ -204,17 +211,19 @@ class AdaptivePlanner:
             return PACES
         return [float(q) for q in np.quantile(np.array(self._pace[case_turns]), (0.15, 0.5, SLOW))]
 
-    def _choose(self, points: Sequence[CurvePoint]) -> int:
-        """The place of the point that meets the goal, with the margin where one does. Before any length was seen no
-        prediction says whether a deadline or a budget will be met: the knee.
+    def _choose(self, points: Sequence[CurvePoint], predicted: Sequence[CurvePoint]) -> int:
+        """The place of the point that meets the goal, with the margin where one does; the fastest of those that do as
+        `predicted`, where none does as steps went. Before any length was seen no prediction says whether a deadline or
+        a budget will be met: the knee.
         """
         if self.policy.replicas == "goal":
             limited = self.goal.deadline_s is not None or self.goal.budget_usd is not None
             if limited and not self.lengths.ewma:
                 return choose(points, Goal())
-            with contextlib.suppress(Unmet):
-                return choose(points, self._goal())
-            return choose(points, self.goal)
+            for goal in (self._goal(), self.goal):
+                with contextlib.suppress(Unmet):
+                    return choose(points, goal)
+            return choose(predicted, replace(self.goal, objective="speed"))
         full = max(points, key=lambda p: p.replicas)
         if self.policy.replicas == "all":
             return points.index(full)
