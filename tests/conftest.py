@@ -17,8 +17,10 @@ from tests.sandbox.contained import contained
 from tests.support import forked
 from tests.support.tiny_job import ENV
 
-settings.register_profile("any-speed", deadline=None)
-settings.load_profile("any-speed")
+settings.register_profile("same", deadline=None, derandomize=True)  # what lands does not hang on luck
+settings.load_profile("same")
+settings.register_profile("search", deadline=None)
+"""Examples that nobody has seen: `pytest --hypothesis-profile search`."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -89,6 +89,7 @@ class AdaptivePlanner:
         """How long steps took against their predictions, in turns and not; without that before any length was seen,"""
         self._guessed = 1.0
         """which is what a kind that was not tried is weighed by."""
+        self._episodes = False
 
     def plan(self, request: StepRequest) -> StepPlan:
         check(request)
@@ -144,7 +145,8 @@ class AdaptivePlanner:
         n = request.samples_per_prompt
         prompt_tokens = np.array([len(p.tokens) for p in request.prompts], dtype=np.float64)
         waits_s, policies = None, (self.policy, *TURNS)
-        if ENVIRONMENT in request.functions:  # samples go on turn by turn: no tail is cut
+        self._episodes = ENVIRONMENT in request.functions
+        if self._episodes:  # samples go on turn by turn: no tail is cut
             waits_s = self._static.episodes.totals(request.prompts, n, request.step)
             policies = tuple(replace(p, cut="never", tail_function=False) for p in (self.policy, TURNS[0]))
         load = Workload(np.repeat(prompt_tokens, n), predicted.samples(n, request.step), n, waits_s)
@@ -185,7 +187,7 @@ class AdaptivePlanner:
             return point
         turns = _turns(case)
         if not self.lengths.ewma:
-            factor = 1.0 if turns else GUESSED
+            factor = 1.0 if turns or self._episodes else GUESSED
         else:
             factor = self._usual(turns > 0)
             if self._last is not None:
@@ -194,11 +196,13 @@ class AdaptivePlanner:
 
     def _usual(self, turns: bool) -> float:
         """How steps in turns, or others, go against their predictions, and points are weighed by; what was not tried
-        goes no better than what was."""
+        goes no better than what was, but of episodes: most of their steps is tools, whose answers wait for no GPU."""
         if self.turns is None:
             return 1.0
-        usual = float(np.median([1.0, 1.0, *(self._pace[turns] or self._pace[not turns])]))
-        return usual if self._pace[turns] else max(usual, self._guessed)
+        tried = self._pace[turns]
+        if tried or self._episodes:
+            return float(np.median([1.0, 1.0, *tried]))
+        return max(self._guessed, float(np.median([1.0, 1.0, *self._pace[not turns]])))
 
     def _tail(self, states: Sequence[ShardState], case: Case) -> Tail:
         costs = case.costs
