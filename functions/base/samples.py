@@ -130,6 +130,23 @@ class SampleBatch:
         """(group, index) of each sample."""
         return _keys(self.group, self.index)
 
+    @property
+    def token_counts(self) -> npt.NDArray[np.int32]:
+        """Tokens of each sample, its prompt included. int32 [S]"""
+        counts: npt.NDArray[np.int32] = self.prompts.lengths[self.prompt] + self.responses.lengths
+        return counts
+
+    @property
+    def about(self) -> dict[str, list[int]]:
+        """What an event tells of its samples: one number for each."""
+        return {
+            "group": self.group.tolist(),
+            "index": self.index.tolist(),
+            "prompt_length": self.prompts.lengths[self.prompt].tolist(),
+            "length": self.responses.lengths.tolist(),
+            "finish": self.finish.tolist(),
+        }
+
     @classmethod
     def of_prompts(
         cls, prompts: Sequence[Sequence[int]], *, samples_per_prompt: int, version: int, first_group: int = 0

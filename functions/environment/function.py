@@ -41,7 +41,7 @@ from functions.environment.base import Answer, Said
 from functions.environment.episode import Episodes, Outcome, Turn, play, read, write
 from functions.environment.kinds import Kind, open_kind, role
 from functions.environment.template import Template
-from functions.environment.told import Item, about, answered, columns_of, line_of, spans_of, tokens_of
+from functions.environment.told import Item, answered, columns_of, line_of, spans_of
 from functions.environment.watched import Watched
 from functions.weights.manifest import read_manifest
 
@@ -110,7 +110,7 @@ class EnvironmentFunction:
         counts = _Counts(len(prior))
         with context.phase("act"):
             yield from self._act(items, batch, params, call, context, counts)
-        yield Event("done", data={"samples": len(batch), "tokens": tokens_of(batch), **counts.data})
+        yield Event("done", data={"samples": len(batch), "tokens": int(batch.token_counts.sum()), **counts.data})
 
     def _act(
         self,
@@ -145,7 +145,7 @@ class EnvironmentFunction:
             raise ReplicaBroken(f"{self._watched.hung} episodes hang in their environment; a new replica goes on")
         if left:
             samples = batch.select(sorted(left))
-            yield Event("cut", context.exchange.put(f"{call.prefix}unanswered", samples.encode()), about(samples))
+            yield Event("cut", context.exchange.put(f"{call.prefix}unanswered", samples.encode()), samples.about)
 
     def _work(self, item: Item, timed: Callable[[], None]) -> Outcome:
         if item.opens and not item.kind.asks:
@@ -231,7 +231,7 @@ class EnvironmentFunction:
         name = f"{call.prefix}answered.{counts.events:04d}"
         samples = answered(batch, part)
         ref = context.exchange.put(name, samples.encode())
-        data = about(samples)
+        data: Json = {**samples.about}
         if part[0][1].finish == Finish.UNFINISHED:
             return Event("samples", ref, data)
         said = [self._answers(item, outcome, context) for item, outcome in part]

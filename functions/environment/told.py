@@ -43,22 +43,6 @@ class Item:
         return self.turn.said[-1] is None
 
 
-def about(samples: SampleBatch) -> Json:
-    """What an event tells of its samples."""
-    return {
-        "group": samples.group.tolist(),
-        "index": samples.index.tolist(),
-        "prompt_length": samples.prompts.lengths[samples.prompt].tolist(),
-        "length": samples.responses.lengths.tolist(),
-        "finish": samples.finish.tolist(),
-    }
-
-
-def tokens_of(batch: SampleBatch) -> int:
-    """Of prompts and responses."""
-    return int(batch.prompts.lengths[batch.prompt].sum() + batch.responses.lengths.sum())
-
-
 def spans_of(turns: Ragged, i: int) -> list[tuple[int, int]]:
     """Where each turn of a sample lies in its response; `turns` of SampleBatch."""
     found = []

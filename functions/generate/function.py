@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from functions.base.samples import Finish, Ragged, SampleBatch
-from functions.base.wire import Call, Event, Json, Load
+from functions.base.wire import Call, Event, Load
 from functions.call.function import Context, FatalError
 from functions.call.params import parse
 from functions.generate import moves
@@ -241,14 +241,7 @@ class _Writer:
         )
         with self.context.phase("publish"):
             ref = self.context.exchange.put(f"{self.call.prefix}{name}", batch.encode())
-        data: Json = {
-            "group": batch.group.tolist(),
-            "index": batch.index.tolist(),
-            "prompt_length": batch.prompts.lengths[batch.prompt].tolist(),
-            "length": batch.responses.lengths.tolist(),
-            "finish": batch.finish.tolist(),
-        }
-        return Event(kind, ref, data)
+        return Event(kind, ref, batch.about)
 
 
 def _with_caches(event: Event, samples: Sequence[Sample], outbox: moves.Outbox) -> Event:

@@ -155,8 +155,7 @@ class ReferenceFunction:
         self, key: Key, batch: SampleBatch, budget: int | None, temperature: float, context: Context, top_k: int
     ) -> tuple[Tensor, dict[str, int], dict[str, Float]]:
         held: _Held = self._team.member.held[key]
-        lengths = batch.prompts.lengths[batch.prompt] + batch.responses.lengths
-        shared = shares_prefix(held.model.config, int(lengths.max()))
+        shared = shares_prefix(held.model.config, int(batch.token_counts.max()))
         try:
             packs = make_packs(
                 batch, range(len(batch)), budget_tokens=budget or micro_batch_default(self._device), shared=shared
@@ -184,7 +183,7 @@ class ReferenceFunction:
             "packs": len(packs),
             "computed_tokens": computed,
             "samples": len(batch),
-            "tokens": int(lengths.sum()),
+            "tokens": int(batch.token_counts.sum()),
             "shared_prefix": shared,
         }
         return result, stats, {name: values.numpy() for name, values in top.items()}

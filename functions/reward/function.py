@@ -137,8 +137,7 @@ class RewardFunction:
         with context.phase("publish"):
             ref = context.exchange.put(f"{call.prefix}scores", columns.encode())
             texts_ref = context.exchange.put(f"{call.prefix}texts.jsonl", texts)
-        tokens = int(batch.prompts.lengths[batch.prompt].sum() + batch.responses.lengths.sum())
-        counts = {"samples": len(batch), "tokens": tokens, "seconds": round(seconds, 6)}
+        counts = {"samples": len(batch), "tokens": int(batch.token_counts.sum()), "seconds": round(seconds, 6)}
         yield Event("done", ref, {"failed": failed, "texts": texts_ref.to_json(), **counts, **context.loading.stats()})
 
     def _scorer(self, params: ScoreParams, call: Call, context: Context) -> Scorer:

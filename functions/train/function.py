@@ -251,10 +251,11 @@ def optimizing(state: TrainState, batch: TrainBatch, params: TrainParams, contex
                 parts.append(step)
     if not any(parts):
         return skipped(state, given, params)
-    if empty := parts.count({}):
-        goal.metrics[f"{prefix}/skipped_updates"], parts = float(empty), [step for step in parts if step]
+    empty, parts = parts.count({}), [step for step in parts if step]
     metrics = {name: _over_steps(name, parts) for name in parts[0]} | goal.metrics
     metrics[f"{prefix}/lr"] = parts[-1][f"{prefix}/lr"]
+    if empty:
+        metrics[f"{prefix}/skipped_updates"] = float(empty)
     if drawn is not None:
         given.mismatch[drawn], given.advantage[drawn] = batch.mismatch, batch.advantage
     carry = after_entropy(params, goal.carry, metrics.get("actor/entropy", 0.0))

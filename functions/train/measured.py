@@ -18,7 +18,7 @@ from functions.call.train_params import TrainParams
 from functions.train.batch import TrainBatch, length_metrics
 from functions.train.gang import Ranks
 from functions.train.state import TrainState
-from functions.train.update import token_counts, told
+from functions.train.update import told
 
 GB = 2.0**30
 STATM = Path("/proc/self/statm")
@@ -45,7 +45,7 @@ def memory(device: torch.device, ranks: Ranks) -> dict[str, float]:
 
 def rank_tokens(state: TrainState, batch: TrainBatch, worked: int) -> dict[str, float]:
     """The global_seqlen/* of a batch, of which this rank has computed `worked` tokens; asked of all ranks at once."""
-    lengths = token_counts(batch)
+    lengths = batch.samples.token_counts
     computed = [int(part["tokens"]) for part in state.ranks.gather({"tokens": worked}, "dp")]
     return sequence_lengths([int(lengths[row]) for row in batch.trained_rows()], computed)
 

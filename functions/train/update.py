@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import numpy as np
-import numpy.typing as npt
 from transformers import PreTrainedModel
 
 from functions.base.samples import SampleBatch
@@ -37,14 +35,7 @@ def training(model: PreTrainedModel, params: TrainParams) -> Iterator[None]:
 
 def prefix_shared(state: TrainState, batch: TrainBatch) -> bool:
     """Whether the batch's prompts are computed once for all their samples."""
-    return shares_prefix(state.model.config, int(token_counts(batch).max()))
-
-
-def token_counts(batch: TrainBatch) -> npt.NDArray[np.int32]:
-    """Tokens of each sample, its prompt included. int32 [S]"""
-    samples = batch.samples
-    counts: npt.NDArray[np.int32] = samples.prompts.lengths[samples.prompt] + samples.responses.lengths
-    return counts
+    return shares_prefix(state.model.config, int(batch.samples.token_counts.max()))
 
 
 def share_of(state: TrainState, batch: TrainBatch, rows: Sequence[int], params: TrainParams) -> Share:
@@ -87,7 +78,7 @@ def told(
     return finite, {
         "non_finite_metrics": len(metrics) - len(finite),  # a perplexity may overflow; JSON has no form for it
         "ranks": state.ranks.size,
-        "tokens": int(token_counts(batch).sum()),  # of all samples, once, however many epochs and dropped samples
+        "tokens": int(batch.samples.token_counts.sum()),  # of all samples, once, however many epochs
         "samples": batch.count,
         "trained_samples": len(batch.trained_rows()),
     }

@@ -194,12 +194,6 @@ async def set_within(event: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-def token_counts(batch: SampleBatch) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Of each sample, its prompt included. [S]"""
-    counts: np.ndarray[Any, np.dtype[np.int32]] = batch.responses.lengths + batch.prompts.lengths[batch.prompt]
-    return counts
-
-
 def _items(batch: SampleBatch, call: Call, lengths: Lengths) -> list[Item]:
     cap = int(call.params["max_response_length"])
     rows, have = batch.prompts.rows(), batch.responses.lengths.tolist()
@@ -230,14 +224,7 @@ def samples_event(
         np.full(len(rows), call.weights["policy"].number, np.int32),
     )  # fmt: skip
     ref = exchange.put(f"{call.prefix}{kind}.{number:04d}", made.encode())
-    data: Json = {
-        "group": picked.group.tolist(),
-        "index": picked.index.tolist(),
-        "prompt_length": picked.prompts.lengths[picked.prompt].tolist(),
-        "length": tokens,
-        "finish": [int(f) for f in ended],
-    }
-    return Event(kind, ref, data)
+    return Event(kind, ref, made.about)
 
 
 def _tokens(step: int, group: int, index: int, count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -265,7 +252,7 @@ def _stats(plan: Schedule, spent_s: float, items: list[Item]) -> Json:
 
 async def work(call: Call, model: Work, exchange: MemoryExchange) -> Events:
     batch = exchange.samples(call.inputs["samples"])
-    samples, tokens = len(batch), int(token_counts(batch).sum())
+    samples, tokens = len(batch), int(batch.token_counts.sum())
     async for beat in busy(model.cost.work_s(samples, tokens)):
         yield beat
     columns = _reward(call, batch) if model.kind == "reward" else _token_column(call, batch)

@@ -12,7 +12,7 @@ from functions.base.samples import SampleBatch
 from functions.base.wire import Call, Event, FeedPart, Version
 from functions.exchange.base import NotFound, checksum
 from functions.weights.blobs import Blob, publish_blobs
-from orchestrator.simulation.functions import HEARTBEAT_S, Events, Work, busy, set_within, token_counts
+from orchestrator.simulation.functions import HEARTBEAT_S, Events, Work, busy, set_within
 from orchestrator.simulation.memory import MemoryExchange
 
 
@@ -62,7 +62,7 @@ async def train(call: Call, model: Work, exchange: MemoryExchange) -> Events:
 
 
 def _batch_s(model: Work, batch: SampleBatch, ranks: int) -> float:
-    cost, counts = model.cost, token_counts(batch)
+    cost, counts = model.cost, batch.token_counts
     whole_s = cost.sample_s * len(batch) + cost.token_s * float(counts.sum())
     return max(whole_s / ranks, cost.sample_s + cost.token_s * float(counts.max()))
 
@@ -120,7 +120,7 @@ def _trained(
         exchange, after, tensors={"state": blob}, state={}, trainer={}, files={},
         parent=before if parent else None,
     )  # fmt: skip
-    counts = {"samples": len(batch), "tokens": int(token_counts(batch).sum()), **stats}
+    counts = {"samples": len(batch), "tokens": int(batch.token_counts.sum()), **stats}
     metrics = {f"{model}/tokens": float(batch.responses.lengths.sum())}
     told = {"metrics": metrics, "stats": counts, "waited_s": waited_s, "durable": True}
     return Event("done", data={"version": after.to_json(), **told})
