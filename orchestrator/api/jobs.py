@@ -32,6 +32,7 @@ from orchestrator.api.launch import OUTPUT, Launcher
 from orchestrator.api.problems import ApiError
 from orchestrator.api.quota import UNLIMITED, Quota, spent_usd
 from orchestrator.api.summary import Summary, SummaryFile
+from orchestrator.api.views.log import last_lines
 from orchestrator.base.errors import OrchestratorError, RunError
 from orchestrator.base.files import Lock, write_atomically
 from orchestrator.job.config import JobConfig
@@ -332,7 +333,7 @@ def _past(state: State) -> str:
 
 def _last_line(path: Path) -> str:
     try:
-        lines = path.read_bytes()[-4096:].decode(errors="replace").strip().splitlines()
-    except OSError:
+        lines = last_lines(path, 1)
+    except RunError:
         lines = []
     return LogLine.parse(lines[-1]).message[:300] if lines else "none"
