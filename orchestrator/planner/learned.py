@@ -40,7 +40,8 @@ class LearnedCosts:
         self.shared = shared
         self._generators = {GENERATE: GenerateFit(self.priors.generate), TAIL: GenerateFit(self.priors.tail)}
         self._work = {f: LinearFit(*_features(f in self.gangs, c)) for f, c in self.priors.work.items()}
-        self._passes: dict[str, int] = {}
+        self.passes: dict[str, int] = {}
+        """How often a sample goes through a function in a step: twice where it also says what the actor thinks."""
         self._last: dict[str, set[float]] = {}
         """Values of WorkCost's last count that were seen: a single one says no more than the call's own seconds."""
         self._starts: dict[str, deque[float]] = {}
@@ -61,10 +62,6 @@ class LearnedCosts:
         call, sample, token, last = (float(v) for v in fit.theta)
         gang = function in self.gangs
         return WorkCost(call, sample, token, last if gang else 0.0, 0.0 if gang else last)
-
-    def passes(self, function: str) -> int:
-        """How often a sample goes through `function` in a step: twice where it also says what the actor thinks."""
-        return self._passes.get(function, 1)
 
     def starts_s(self, function: str) -> Sequence[float]:
         """Recent cold starts; before the first, the prior. In a shared pool a start also waits for room, which says
@@ -111,7 +108,7 @@ class LearnedCosts:
                 made = longest_ranks([c for c in made if all(count in c.stats for count in _WORK)])
                 errors = self._observe_work(function, made) if made else np.zeros(0)
                 if made and len(lengths):
-                    self._passes[function] = max(1, round(sum(c.stats["samples"] for c in made) / len(lengths)))
+                    self.passes[function] = max(1, round(sum(c.stats["samples"] for c in made) / len(lengths)))
             if len(errors):
                 metrics[f"planner/error/{function}"] = float(np.median(errors))
         return metrics
