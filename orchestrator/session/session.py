@@ -18,7 +18,7 @@ from orchestrator.base.outages import Outages
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
 from orchestrator.calls.invoke import Invoker, RetryPolicy, Timeouts
-from orchestrator.job.checks import check_code, check_options, check_tests, check_turns
+from orchestrator.job.checks import check_code, check_options, check_replay, check_tests, check_turns
 from orchestrator.job.config import JobConfig
 from orchestrator.job.functions import check_room, check_split, function_limits, function_specs
 from orchestrator.job.located import localized, pinned
@@ -87,6 +87,7 @@ def check(job: JobConfig, recipe: Recipe) -> tuple[dict[str, TrainParams], list[
     check_code(job)
     check_options(settings["actor"])
     check_turns(job, settings["actor"])
+    check_replay(job, settings["actor"])
     check_exporter(job)
     check_sinks(job)
     specs = function_specs(job, models)

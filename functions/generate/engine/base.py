@@ -7,7 +7,7 @@ architecture, and vLLM (generate/vllm/engine.py).
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,8 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     """What ends a response besides the model's own end."""
+    routed_experts: bool = False
+    """Samples come with the experts that their tokens' routers chose (transformers alone has them)."""
 
     @property
     def truncation(self) -> Truncation:
@@ -70,6 +72,8 @@ class Request:
     cache: KeysValues | None = None
     """Of prompt and response without its last token, or without more of its end (what follows a turn), in the engine's
     `cache_layout`: they are used instead of computed, the rest is computed. Never there without a response."""
+    experts: npt.NDArray[Any] | None = None
+    """As SampleBatch has them, of `response`."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ class Sample:
     cache: KeysValues | None = None
     """Of an unfinished sample with a response, or one that stopped (`Sampling.keep_from`): what a Request for the rest
     of it takes. None where the engine has none: of a sample that it had not begun, or of any (`cache_layout`)."""
+    experts: npt.NDArray[Any] | None = None
+    """Of the response, as SampleBatch has them, where they are asked for."""
 
 
 @dataclass(frozen=True)

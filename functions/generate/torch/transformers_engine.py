@@ -36,6 +36,7 @@ from functions.generate.engine.stops import Stops, tokenizer_of
 from functions.generate.torch.dynamic_cache import filled, layout_of, taken
 from functions.models.parked import HostMemory, tensors_in
 from functions.models.pretrained import load_causal_lm
+from functions.models.router_replay import Recorder
 from functions.weights.local_copy import Changes
 
 
@@ -50,11 +51,12 @@ class TransformersEngine:
         self._tokenizer: Tokenizer | None = None
         self._stats = EngineStats(0, 0, 0, 0, 0.0, 0.0)
         self._host = HostMemory()
+        self._recorder: Recorder | None = None
 
     def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> int:
         if version == self._version:
             return 0
-        self._version, self._model, self._layout = None, None, None
+        self._version, self._model, self._layout, self._recorder = None, None, None, None
         self._model = load_causal_lm(model_dir, dtype=self._dtype, device=str(self._device))
         self._model.generation_config = GenerationConfig()
         self._eos, self._tokenizer = eos_ids(model_dir), tokenizer_of(model_dir)
@@ -85,6 +87,8 @@ class TransformersEngine:
         config = self._model.config.get_text_config()
         check_requests(requests, sampling, getattr(config, "max_position_embeddings", None), config.vocab_size)
         number = self._version.number
+        if sampling.routed_experts and self._recorder is None:
+            self._recorder = Recorder(self._model)
         self._stats = EngineStats(0, 0, 0, 0, 0.0, 0.0)
         left: list[Request] = []
         for request in requests:
@@ -133,7 +137,8 @@ class TransformersEngine:
             cache = filled(came, self._device) if came else DynamicCache()
         placed = time.perf_counter()
         stops = Stops(self._eos, sampling, self._tokenizer)
-        draws = _Draws(batch, sampling, stops, stop, again=self._deterministic and not came)
+        recorder = self._recorder if sampling.routed_experts else None
+        draws = _Draws(batch, sampling, stops, stop, recorder, again=self._deterministic and not came)
         self._run(draws, batch, sampling, cache)
         ended = time.perf_counter()
         old = self._stats
@@ -168,6 +173,7 @@ class _Draws(LogitsProcessor):
         sampling: Sampling,
         stops: Stops,
         stop: Callable[[], bool],
+        recorder: Recorder | None,
         *,
         again: bool,
     ) -> None:
@@ -176,6 +182,7 @@ class _Draws(LogitsProcessor):
         self._keys = stream_keys(sampling.seed, identity[0], identity[1])
         self._tokens = [list(self.given(r)[0]) for r in batch]
         self._logprobs = [list(self.given(r)[1]) for r in batch]
+        self._recorder, self._experts = recorder, [list[Any]() for _ in batch]
         self.finish = np.zeros(len(batch), np.int32)
         self.steps = self.drawn = self.first = 0
         self.first_s = 0.0
@@ -188,11 +195,14 @@ class _Draws(LogitsProcessor):
         position = np.array([len(tokens) for tokens in self._tokens])
         uniform = torch.from_numpy(uniforms(self._keys, position)).to(scores.device)
         token, logprob = draw(scores, uniform, self._sampling, self._so_far)
+        experts = None if self._recorder is None else self._recorder.last(len(scores))
         for row, (t, p) in enumerate(zip(token.tolist(), logprob.tolist(), strict=True)):
             if self.finish[row] != Finish.UNFINISHED:
                 continue
             self._tokens[row].append(t)
             self._logprobs[row].append(p)
+            if experts is not None:
+                self._experts[row].append(experts[row])
             self.drawn += 1
             if t in self._stops.ids or (self._stops and self._stops.in_text(self._tokens[row])):
                 self.finish[row] = Finish.STOP
@@ -214,11 +224,14 @@ class _Draws(LogitsProcessor):
         for row, request in enumerate(self._batch):
             tokens, logprobs = np.array(self._tokens[row], np.int32), np.array(self._logprobs[row], np.float32)
             finish, own = Finish(int(self.finish[row])), None
+            experts = None if self._recorder is None else self._recorder.whole(
+                request.experts, len(self.given(request)[0]), self._experts[row]
+            )
             if len(tokens) < len(request.response):  # cut while it was drawn again
-                tokens, logprobs = request.response, request.logprobs
+                tokens, logprobs, experts = request.response, request.logprobs, request.experts
             elif finish == Finish.UNFINISHED and cache is not None:
                 own = taken(cache, row, len(request.prompt) + len(tokens) - 1)
-            yield Sample(request.number, tokens, logprobs, finish, version, own)
+            yield Sample(request.number, tokens, logprobs, finish, version, own, experts)
 
 
 class _Done(StoppingCriteria):
