@@ -13,7 +13,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from orchestrator.planner.base import (
     ENVIRONMENT,
@@ -41,8 +40,6 @@ from orchestrator.planner.scaling import Goal, Unmet, choose
 from orchestrator.planner.static import StaticPlanner, check
 from orchestrator.planner.tail import ShardState, Tail
 from orchestrator.planner.training import PACES
-
-Array = npt.NDArray[np.float64]
 
 PACES_KEPT = 16
 CHANGE = 1.03

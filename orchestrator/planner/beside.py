@@ -4,16 +4,14 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array
 from orchestrator.planner.case import Case
 from orchestrator.planner.fusion import Follower, Parts, StreamedStage, replica_counts
 from orchestrator.planner.generation import Generations
 from orchestrator.planner.room import Room
 from orchestrator.planner.scaling import best
 from orchestrator.planner.training import Batch
-
-Array = npt.NDArray[np.float64]
 
 
 def followers(case: Case, steps: Generations, parts: Parts, room: Room) -> dict[str, Follower]:

@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array, Flags
 from orchestrator.planner.base import GENERATE
 from orchestrator.planner.costs import Costs
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.scaling import EXCHANGES, HURRY
 from orchestrator.planner.training import PACES, Batch
-
-Array = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array, Numbers
 from orchestrator.planner.base import GENERATE, TAIL
 from orchestrator.planner.case import Case
 from orchestrator.planner.scaling import worth
 from orchestrator.planner.tail import Tail, TailChoice
-
-Array = npt.NDArray[np.float64]
 
 WORKED_OUT = 3
 """Cuts whose tail goes on with the tail function, for each exchange."""
@@ -23,7 +21,7 @@ class Dealt:
     def __init__(self, shards: Sequence[Sequence[int]], end: Tail, waits_s: Array | None = None) -> None:
         """`waits_s` [S]: for how long each sample waits for answers, beside its decoding."""
         self.shards, self.end, self.waits_s = shards, end, waits_s
-        self._finished: dict[tuple[str, int, int], tuple[Array, npt.NDArray[np.int64]]] = {}
+        self._finished: dict[tuple[str, int, int], tuple[Array, Numbers]] = {}
 
     @cached_property
     def moved(self) -> list[TailChoice]:
@@ -33,7 +31,7 @@ class Dealt:
     def to_function(self) -> list[TailChoice]:
         return self.end.to_function()
 
-    def finish(self, tail: TailChoice) -> tuple[Array, npt.NDArray[np.int64]]:
+    def finish(self, tail: TailChoice) -> tuple[Array, Numbers]:
         """When each sample is finished, ascending, and which it is. [S] each"""
         key = (tail.function, tail.cut_below, tail.migrate_to)
         if key not in self._finished:

@@ -16,11 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array
 from orchestrator.planner.devices import Device, ModelShape
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

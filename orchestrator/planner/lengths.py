@@ -19,11 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array, Flags
 from orchestrator.planner.base import Prompt
-
-Array = npt.NDArray[np.float64]
 
 RATIOS_KEPT = 4096
 DEALS = 5
@@ -36,7 +34,7 @@ class Prediction:
     """Of one step. `mean` [P]: predicted mean length of each prompt's responses, in tokens, within [1, cap]."""
 
     mean: Array
-    seen: npt.NDArray[np.bool_]
+    seen: Flags
     """[P]: from the prompt's own history."""
     ratios: Array
     """Sorted actual / predicted of recent samples whose prompt had been seen before."""

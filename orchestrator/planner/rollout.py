@@ -11,11 +11,9 @@ With more samples than slots each waits for the slot that is free first (`queued
 import heapq
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array
 from orchestrator.planner.latency import GenerateCost, kv_token_steps
-
-Array = npt.NDArray[np.float64]
 
 
 def finish_times_s(
