@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
@@ -31,11 +30,14 @@ class LocalSandbox:
         code = f"import sys; sys.path.insert(0, {root!r}); from functions.sandbox.parent import main; main({root!r})"
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {"PYTHONUTF8": "1", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.defpath}
-        with theirs, _named():
-            self._server = subprocess.Popen(
-                [sys.executable, "-s", "-P", "-c", code], stdin=theirs.fileno(), stdout=subprocess.DEVNULL,
-                env=environment, cwd="/", start_new_session=True,
-            )  # fmt: skip
+        try:
+            with theirs:
+                self._server = subprocess.Popen(
+                    [sys.executable, "-s", "-P", "-c", code], stdin=theirs.fileno(), stdout=subprocess.DEVNULL,
+                    env=environment, cwd="/", start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            raise SandboxError(f"no sandbox here: {sys.executable} does not start: {error.strerror}") from error
         try:
             said = json.loads(self._control.recv(1 << 16) or b"{}")
         except (OSError, ValueError):
@@ -84,14 +86,6 @@ class LocalSandbox:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@contextlib.contextmanager
-def _named() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise SandboxError(f"no sandbox here: {sys.executable} does not start: {error.strerror}") from error
 
 
 def check_here() -> None:
