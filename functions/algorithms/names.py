@@ -43,11 +43,5 @@ PAIRS = ("dpo", "bradley_terry")
 """and those of pairs."""
 FIXED_AGGREGATION = dict.fromkeys(("gspo", "sapo", "geo_mean"), "seq-mean-token-mean")
 """Of losses that know one alone."""
-AGGREGATIONS = (
-    "token-mean",
-    "token-sum",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum",
-    "seq-mean-token-sum-norm",
-)
+AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 KL_KINDS = ("k1", "k2", "k3", "abs", "k1+", "k3+", "abs+")

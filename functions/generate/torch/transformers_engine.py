@@ -163,13 +163,7 @@ class _Draws(LogitsProcessor):
     """Draws the next token of each row; `again`: an earlier response is drawn again instead of given."""
 
     def __init__(
-        self,
-        batch: Sequence[Request],
-        sampling: Sampling,
-        stops: Stops,
-        stop: Callable[[], bool],
-        *,
-        again: bool,
+        self, batch: Sequence[Request], sampling: Sampling, stops: Stops, stop: Callable[[], bool], *, again: bool
     ) -> None:
         self._batch, self._sampling, self._stops, self._stop, self._again = batch, sampling, stops, stop, again
         identity = np.array([(r.group, r.index) for r in batch], np.int64).T
