@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Self
 
 from functions.sandbox.parent import _receive, _send
-from functions.sandbox.program import Limits, Program, Result, SandboxError
+from functions.sandbox.program import Limits, Program, Result, Sandbox, SandboxError
+from functions.sandbox.remote import RemoteSandbox
 
 ATTEMPTS = 3
 
@@ -86,6 +87,11 @@ class LocalSandbox:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def open_sandbox(url: str | None) -> Sandbox:
+    """A service's sandbox; None: this machine's. Raises SandboxError where it does not allow one."""
+    return LocalSandbox() if url is None else RemoteSandbox(url)
 
 
 def check_here() -> None:

@@ -71,5 +71,4 @@ def awaited_s(steps: Generations, batch: Batch, per_prompt: int) -> Array:
     """So many groups cannot be whole before the tail has its replicas: whoever waits for them comes after those. [R]"""
     count = batch.ready_s.shape[1]
     groups = np.minimum(count - steps.cut_below // per_prompt + 1, count - 1)
-    found: Array = np.take_along_axis(np.sort(batch.ready_s, axis=1), groups[:, None], axis=1)[:, 0]
-    return found
+    return np.take_along_axis(np.sort(batch.ready_s, axis=1), groups[:, None], axis=1)[:, 0]

@@ -101,8 +101,7 @@ class After:
 
     def last_s(self, hurries: Flags) -> Array:
         """Of training after the last sample."""
-        found: Array = np.where(hurries, self.late_s, self.whole_s)
-        return found
+        return np.where(hurries, self.late_s, self.whole_s)
 
     @classmethod
     def of(cls, case: Case, tokens: float) -> After:

@@ -116,8 +116,7 @@ class Cuts:
             own_s = half_gpu_s / ranks
             ends_s = np.maximum(at_s + after.stream_start_s + own_s + after.stream_gpu_s / ranks, time_s) + own_s
             found = np.where(free > beside, np.minimum(found, ends_s), found)
-        least: Array = np.maximum(found, (generate_gpu_s + after.follow_gpu_s + after.stream_gpu_s) / pool)
-        return least
+        return np.maximum(found, (generate_gpu_s + after.follow_gpu_s + after.stream_gpu_s) / pool)
 
     def _saturation(self, end: Tail) -> int:
         """RLHFuse's BS_max: samples at which the batch makes a decode step a quarter slower than it is for one."""

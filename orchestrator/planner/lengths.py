@@ -63,8 +63,7 @@ class Prediction:
         for rows, ratios in ((seen, self.ratios), (~seen, self.unseen_ratios)):
             if count := int(rows.sum()):
                 lengths[rows] *= ratios[((dice.permutation(count) + 0.5) / count * len(ratios)).astype(np.int64)]
-        clipped: Array = np.clip(lengths, 1.0, float(self.cap))
-        return clipped
+        return np.clip(lengths, 1.0, float(self.cap))
 
 
 def _longest_mean(lengths: Array) -> float:

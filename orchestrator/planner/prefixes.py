@@ -76,8 +76,7 @@ class Prefixes:
         begins = self.common <= self.head + WORTH
         begins[:1] = True
         number = np.cumsum(begins) - 1
-        families: Numbers = number[self.rank]
-        return families
+        return number[self.rank]
 
 
 def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:

@@ -50,8 +50,7 @@ class ShardState:
     @property
     def steps(self) -> Array:
         """Of the shard, until each is done."""
-        ends: Array = self.starts + self.lengths
-        return ends
+        return self.starts + self.lengths
 
     @classmethod
     def of(

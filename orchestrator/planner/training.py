@@ -108,13 +108,11 @@ class Gangs:
 
     @property
     def replica_s(self) -> Array:
-        paid: Array = self.counts * (self.end_s - self.open_s)
-        return paid
+        return self.counts * (self.end_s - self.open_s)
 
     @property
     def mean_replica_s(self) -> Array:
-        paid: Array = self.counts * (self.mean_end_s - self.open_s)
-        return paid
+        return self.counts * (self.mean_end_s - self.open_s)
 
     def beside(self, other: Gangs) -> Gangs:
         """Both; its own first in the last axis."""
