@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from orchestrator.planner.base import (
     ENVIRONMENT,
@@ -43,7 +42,6 @@ from orchestrator.planner.static import StaticPlanner, check
 from orchestrator.planner.tail import ShardState, Tail
 from orchestrator.planner.training import PACES
 
-Array = npt.NDArray[np.float64]
 Kind = Literal["turns", "fused turns", "own"]
 """Of a step: in turns, one stage after the other or with stages beside generation; or each function on its own GPUs."""
 

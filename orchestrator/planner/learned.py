@@ -5,12 +5,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array
 from orchestrator.planner.base import GENERATE, TAIL, CallObservation
 from orchestrator.planner.latency import GenerateCost, LinearFit, WorkCost, relative_errors
-
-Array = npt.NDArray[np.float64]
 
 STARTS_KEPT = 64
 _COUNTS = ("prefill_tokens", "prefill_s", "decode_tokens", "decode_steps", "decode_s")
