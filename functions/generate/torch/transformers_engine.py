@@ -218,8 +218,10 @@ class _Draws(LogitsProcessor):
         for row, request in enumerate(self._batch):
             tokens, logprobs = np.array(self._tokens[row], np.int32), np.array(self._logprobs[row], np.float32)
             finish, own = Finish(int(self.finish[row])), None
-            experts = None if self._recorder is None else self._recorder.whole(
-                request.experts, len(self.given(request)[0]), self._experts[row]
+            experts = (
+                None
+                if self._recorder is None
+                else self._recorder.whole(request.experts, len(self.given(request)[0]), self._experts[row])
             )
             if len(tokens) < len(request.response):  # cut while it was drawn again
                 tokens, logprobs, experts = request.response, request.logprobs, request.experts
