@@ -141,8 +141,7 @@ class SampleBatch:
     @property
     def token_counts(self) -> npt.NDArray[np.int32]:
         """Tokens of each sample, its prompt included. int32 [S]"""
-        counts: npt.NDArray[np.int32] = self.prompts.lengths[self.prompt] + self.responses.lengths
-        return counts
+        return self.prompts.lengths[self.prompt] + self.responses.lengths
 
     @property
     def about(self) -> dict[str, list[int]]:

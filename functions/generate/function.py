@@ -79,16 +79,9 @@ class GenerateFunction:
     """
 
     def __init__(
-        self,
-        *,
-        engine: str = "auto",
-        dtype: str = "float32",
-        device: str = "auto",
-        threads: int | None = None,
-        slots: int = 64,
-        deterministic: bool = False,
-        vllm: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, *, engine: str = "auto", dtype: str = "float32", device: str = "auto", threads: int | None = None,
+        slots: int = 64, deterministic: bool = False, vllm: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         if engine not in ENGINES:
             raise ValueError(f"engine {engine!r}: wants one of {', '.join(ENGINES)}")
         if slots < 1:

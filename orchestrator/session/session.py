@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from functions.call.train_params import TrainParams
-from functions.exchange.base import Exchange
 from orchestrator.base.errors import RunError, StateLost, Stopped
 from orchestrator.base.outages import Outages
 from orchestrator.calls.exchange import AsyncExchange
@@ -131,7 +130,8 @@ async def execute(run: Run, view: View) -> Path:
 async def _execute(run: Run, view: View, events: EventLog) -> Path:
     job, path, specs = run.job, run.directory.path, run.prepared.specs
     outages = Outages(job.limits.outage_s, note=partial(told_early, job, view, events), seed=job.seed)
-    store = AsyncExchange(await open_store(run.directory, job, outages), outages=outages)
+    exchange = await outages.bridge(lambda: asyncio.to_thread(run.directory.open_exchange, job))
+    store = AsyncExchange(exchange, outages=outages)
     identity = run.directory.identity(job)
     epoch = await take_lease(store.durable, identity, f"{os.uname().nodename} {os.getpid()}")
     journal = await Journal.open(store.durable, identity)
@@ -197,15 +197,6 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
             return path
         best = None if job.checkpoints.best is None else best_record(journal.records, job.checkpoints.best)
         return await export(store, (best or journal.records[-1]).versions[run.prepared.recipe.product], path / "model")
-
-
-async def open_store(directory: RunDirectory, job: JobConfig, outages: Outages) -> Exchange:
-    """The job's exchange, as soon as it answers."""
-
-    async def opened() -> Exchange:
-        return await asyncio.to_thread(directory.open_exchange, job)
-
-    return await outages.bridge(opened)
 
 
 def told_early(job: JobConfig, view: View, events: EventLog, message: str) -> None:

@@ -28,14 +28,9 @@ class Cohort:
     """Rows that decode together."""
 
     def __init__(
-        self,
-        requests: Sequence[Request],
-        cache: Cache,
-        limits: Ints,
-        seed: int,
-        *,
+        self, requests: Sequence[Request], cache: Cache, limits: Ints, seed: int, *,
         begun: npt.NDArray[np.int64] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`limits`: most response tokens of each row; `begun`: how many of its response each row begins with (None:
         all that it has); all [rows]. The others go through decoding again, in place of what would be sampled."""
         self.cache = cache

@@ -168,15 +168,9 @@ class _Draws(LogitsProcessor):
     """Draws the next token of each row; `again`: an earlier response is drawn again instead of given."""
 
     def __init__(
-        self,
-        batch: Sequence[Request],
-        sampling: Sampling,
-        stops: Stops,
-        stop: Callable[[], bool],
-        recorder: Recorder | None,
-        *,
-        again: bool,
-    ) -> None:
+        self, batch: Sequence[Request], sampling: Sampling, stops: Stops, stop: Callable[[], bool],
+        recorder: Recorder | None, *, again: bool,
+    ) -> None:  # fmt: skip
         self._batch, self._sampling, self._stops, self._stop, self._again = batch, sampling, stops, stop, again
         identity = np.array([(r.group, r.index) for r in batch], np.int64).T
         self._keys = stream_keys(sampling.seed, identity[0], identity[1])
