@@ -28,7 +28,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([
     "functions.generate.function", "functions.reference.function", "functions.train.function", "functions.server.app",
     "functions.exchange.redis", "functions.exchange.s3", "orchestrator.commands.run", "orchestrator.commands.resume",
-    "tests.support.gang", "tests.support.forked",
+    "orchestrator.api.server", "tests.support.gang", "tests.support.forked",
 ])  # fmt: skip
 
 
@@ -131,7 +131,7 @@ class ForkedCommand(Forked):
         self._files = [self._kept / name for name in ("out", "out" if merged else "err")]
         for file in self._files:
             file.touch()
-        super().__init__(_command, main, list(words), dict(env), *map(str, self._files), daemon=False)
+        super().__init__(run_command, main, list(words), dict(env), *map(str, self._files), daemon=False)
 
     @property
     def returncode(self) -> int | None:
@@ -149,7 +149,8 @@ class ForkedCommand(Forked):
         return output, errors
 
 
-def _command(main: Main, words: list[str], env: dict[str, str], *paths: str) -> None:
+def run_command(main: Main, words: list[str], env: dict[str, str], *paths: str) -> None:
+    """A command line with these files as standard output and error."""
     _become(env, *paths)
     sys.path.insert(0, "")
     sys.exit(main(words))
