@@ -83,8 +83,7 @@ class JobMetrics:
             values.add(PHASE_SECONDS, stop_s - start_s, function, phase)
         if call.cold:
             values.observe(COLD_START, call.start_s, function)
-        if strange := call.stats.get("strange"):
-            values.add(STRANGE, strange, function)
+            values.add(STRANGE, call.stats.get("strange", 0.0), function)
         values.add(SAMPLES, call.samples or call.stats.get("samples", 0.0), function)
         tokens = call.prompt_tokens + call.response_tokens
         values.add(TOKENS, tokens or call.stats.get("tokens", 0.0), function)
