@@ -129,7 +129,7 @@ class Invoker:
                     if event.kind == "error":
                         break
                     if event.kind == "done":
-                        span.end(attempt.replica, attributes={"rlhf.cold": attempt.cold} | attempt.place)
+                        span.end(attempt.replica, attributes={"rlhf.cold": attempt.cold, **attempt.place})
                         observation = attempt.observation(event)
                         self.ended(function, "done", observation)
                         observe(observation)
