@@ -49,7 +49,7 @@ class TransformersEngine:
         self._layout: Layout | str | None = None
         self._eos = np.zeros(0, np.int64)
         self._tokenizer: Tokenizer | None = None
-        self._stats = EngineStats(0, 0, 0, 0, 0.0, 0.0)
+        self.stats = EngineStats()
         self._host = HostMemory()
         self._recorder: Recorder | None = None
 
@@ -68,10 +68,6 @@ class TransformersEngine:
         self._layout = layout_of(self._model, self._device) if self._layout is None else self._layout
         return self._layout
 
-    @property
-    def stats(self) -> EngineStats:
-        return self._stats
-
     def park(self, weights: Path | None) -> None:
         self._host.park(tensors_in(self._model))
 
@@ -89,7 +85,7 @@ class TransformersEngine:
         number = self._version.number
         if sampling.routed_experts and self._recorder is None:
             self._recorder = Recorder(self._model)
-        self._stats = EngineStats(0, 0, 0, 0, 0.0, 0.0)
+        self.stats = EngineStats()
         left: list[Request] = []
         for request in requests:
             if len(request.response) >= sampling.max_response_length:
@@ -141,25 +137,22 @@ class TransformersEngine:
         draws = _Draws(batch, sampling, stops, stop, recorder, again=self._deterministic and not came)
         self._run(draws, batch, sampling, cache)
         ended = time.perf_counter()
-        old = self._stats
         if came:
-            self._stats = replace(
-                old,
-                decode_tokens=old.decode_tokens + draws.drawn,
-                decode_steps=old.decode_steps + draws.steps,
-                decode_s=old.decode_s + ended - placed,
-                moved_tokens=old.moved_tokens + sum(c.tokens for c in came),
-                moved_s=old.moved_s + placed - begun,
+            self.stats = self.stats.plus(
+                decode_tokens=draws.drawn,
+                decode_steps=draws.steps,
+                decode_s=ended - placed,
+                moved_tokens=sum(c.tokens for c in came),
+                moved_s=placed - begun,
             )
             yield from draws.samples(version, cache)
             return
-        self._stats = replace(
-            old,
-            prefill_tokens=old.prefill_tokens + sum(len(r.prompt) + len(draws.given(r)[0]) for r in batch),
-            decode_tokens=old.decode_tokens + draws.drawn - draws.first,
-            decode_steps=old.decode_steps + max(0, draws.steps - 1),
-            prefill_s=old.prefill_s + draws.first_s - begun,
-            decode_s=old.decode_s + ended - draws.first_s,
+        self.stats = self.stats.plus(
+            prefill_tokens=sum(len(r.prompt) + len(draws.given(r)[0]) for r in batch),
+            decode_tokens=draws.drawn - draws.first,
+            decode_steps=max(0, draws.steps - 1),
+            prefill_s=draws.first_s - begun,
+            decode_s=ended - draws.first_s,
         )
         yield from draws.samples(version, cache)
 
@@ -218,11 +211,8 @@ class _Draws(LogitsProcessor):
         for row, request in enumerate(self._batch):
             tokens, logprobs = np.array(self._tokens[row], np.int32), np.array(self._logprobs[row], np.float32)
             finish, own = Finish(int(self.finish[row])), None
-            experts = (
-                None
-                if self._recorder is None
-                else self._recorder.whole(request.experts, len(self.given(request)[0]), self._experts[row])
-            )
+            given, recorder = self.given(request)[0], self._recorder
+            experts = None if recorder is None else recorder.whole(request.experts, len(given), self._experts[row])
             if len(tokens) < len(request.response):  # cut while it was drawn again
                 tokens, logprobs, experts = request.response, request.logprobs, request.experts
             elif finish == Finish.UNFINISHED and cache is not None:
