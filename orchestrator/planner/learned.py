@@ -169,8 +169,7 @@ class GenerateFit:
         A call tells the sum of the lengths that it made, not that of their squares, which the keys and values read
         depend on: they are taken to be spread as the step's `lengths` [S] are, none longer than the call's steps. What
         its samples held when they came (prompt, and tokens of a call that was cut) is what it computed, shared or took
-        up with their keys and values. What is handed over while it generates (its phases "publish") is part of what
-        its tokens take, so that samples are expected all along, not at its end.
+        up with their keys and values.
         """
         count = {name: np.array([c.stats[name] for c in calls], dtype=np.float64) for name in _COUNTS}
         samples = np.array([max(1, c.samples) for c in calls], dtype=np.float64)
@@ -182,20 +181,18 @@ class GenerateFit:
         held = count["decode_tokens"] * (came + 0.5 * spread)
         x = np.column_stack((count["decode_steps"], count["decode_tokens"], held))
         work = np.array([c.work_s - _start_load_s(c) for c in calls], dtype=np.float64)
-        handed_s = np.array([sum(b - a for name, a, b in c.phases if name == "publish") for c in calls])
         errors = np.zeros(0)
         if (cost := self.cost) is not None:
             believed = cost.call_s + cost.prefill_token_s * count["prefill_tokens"] + self._decode.predict(x)
             believed += (cost.moved_token_s or 0.0) * moved
             errors = relative_errors(believed, work)
         self._prefill.observe(count["prefill_tokens"][:, None], count["prefill_s"])
-        self._decode.observe(x, count["decode_s"] + handed_s)
+        self._decode.observe(x, count["decode_s"])
         self._moved.observe(moved[:, None], moved_s)
         again = np.maximum(0.0, count["prefill_tokens"] + shared - prompt)  # of what was cut
         if (moved + again).any():
             self._moves = bool(moved.sum() > again.sum())
-        known_s = count["prefill_s"] + count["decode_s"] + handed_s + moved_s
-        self._overhead.observe(np.ones((len(calls), 1)), work - known_s)
+        self._overhead.observe(np.ones((len(calls), 1)), work - count["prefill_s"] - count["decode_s"] - moved_s)
         return errors
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -135,18 +133,6 @@ def test_what_moving_takes_is_learned_from_calls_that_took_up_keys_and_values() 
     assert learned.tail is not None
     assert learned.tail.moved.prefill_token_s == pytest.approx(2e-5)
     assert learned.tail.call_s == pytest.approx(0.1)  # neither moving nor decoding is overhead
-
-
-def test_what_is_handed_over_on_the_way_is_no_time_before_the_first_token() -> None:
-    """0.6 s of publishing in a call of 2.1 s: its samples are expected all along."""
-    call = cut_call(prefill=1000.0, moved=0.0, moved_s=0.0)
-    published = [("publish", 0.1 * k, 0.1 * k + 0.06) for k in range(10)]
-    learned = LearnedCosts()
-    learned.observe([replace(call, function="generate", work_s=2.1, phases=published)], NOTHING, None)
-    assert learned.generate is not None
-    assert learned.generate.call_s == pytest.approx(0.1, abs=1e-6)
-    cost = learned.generate
-    assert 20 * cost.step_s + 200 * cost.sequence_s + 200 * 100 * cost.kv_token_s == pytest.approx(1.0, rel=0.05)
 
 
 def test_an_engine_that_computes_again_is_not_believed_to_move() -> None:
