@@ -1,11 +1,10 @@
 """`rlhf-orchestrate` with a planner that cuts every step as soon as one sample is finished, and moves what is left to
-one replica of generate-tail:   python -m tests.support.tail_function run RUN-DIR job.toml key.path=value ...
-                                python -m tests.support.tail_function resume RUN-DIR
+one replica of generate-tail: its words are `run RUN-DIR job.toml key.path=value ...` or `resume RUN-DIR`.
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from orchestrator.planner.base import GENERATE, TAIL, StepPlan, StepRequest
 from orchestrator.planner.static import StaticPlanner
 from orchestrator.run.directory import RunDirectory
 from orchestrator.session.session import Run, prepare, train
-from orchestrator.session.view import NoView
+from orchestrator.session.view import View
 
 
 class CutsAtOnce(StaticPlanner):
@@ -41,8 +40,8 @@ class NeverCuts(CutsAtOnce):
         return replace(super().plan(request), prewarm_next_s={GENERATE: 0.0})
 
 
-def main() -> None:
-    command, path, *more = sys.argv[1:]
+def main(words: Sequence[str]) -> int:
+    command, path, *more = words
     if command == "run":
         job = load_job(Path(more[0]), more[1:])
         directory = RunDirectory.create(Path(path), job)
@@ -50,8 +49,5 @@ def main() -> None:
         directory = RunDirectory.open(Path(path))
         job = directory.job
     prepared = prepare(job)
-    train(Run(prepared, directory, CutsAtOnce()), NoView())
-
-
-if __name__ == "__main__":
-    main()
+    train(Run(prepared, directory, CutsAtOnce()), View())
+    return 0
