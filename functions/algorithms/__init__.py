@@ -15,19 +15,6 @@ Two kinds of function:
                 over ranks (DDP, FSDP), multiply the loss by the number of ranks.
 All arguments are keywords. A loss returns `(loss, metrics)`: loss a scalar with its graph, metrics detached tensors.
 
-    ragged         from sequences to [N] and back               groups         which prompts teach anything (DAPO)
-    aggregation    totals, and a loss per token to one number   policy_losses  all by name: vanilla, gspo, cispo, ...
-    rewards        scores to token rewards; overlong penalty    value_loss     of a critic, clipped
-    kl             in the loss or in the reward                 entropy        as a bonus
-    advantages     all by name: grpo, rloo, gae, ...            correction     of engine against trainer: weights, mask
-    lagrangian     reward against cost (Safe-RLHF)              logprobs       from hidden states, without the logits
-    metrics        critic/*, and combining those of parts       truncation     what top-k and top-p leave
-    estimate       what an estimator returns                    loss_inputs    what all losses take
-    baselines      opo, gpg, gdpo, token baselines              token_losses   gpg, dppo, sapo, clip_cov, kl_cov, dro
-    covariance     which tokens clip_cov and kl_cov choose      sequence_losses  vespo, geo_mean
-    resample       PF-PPO                                       distillation   forward KL to a teacher's top k
-    names, options what a job can choose                        registry       calling what it chose
-
 Bad input (docs/algorithms.md has the table): non-finite values at trained tokens or in scores raise ValueError naming
 the sequence; an empty or all-masked sequence trains nothing, is in no denominator, and still counts in its group's
 baseline; a group of one has advantage 0 and is counted; log-ratios are clamped to +-20 and counted.

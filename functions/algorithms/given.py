@@ -24,13 +24,7 @@ def sft(*, segment: Tensor, mask: Tensor) -> Estimate:
 
 
 def dpo(
-    *,
-    old_logprobs: Tensor,
-    reference_logprobs: Tensor,
-    group: Tensor,
-    segment: Tensor,
-    mask: Tensor,
-    beta: float = 0.1,
+    *, old_logprobs: Tensor, reference_logprobs: Tensor, group: Tensor, segment: Tensor, mask: Tensor, beta: float = 0.1
 ) -> Estimate:
     """Direct preference optimisation (arXiv:2305.18290, eq. 7). Metrics: dpo/loss, dpo/accuracy, dpo/margin."""
     old = checked("old_logprobs", old_logprobs, segment, mask)

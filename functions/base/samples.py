@@ -32,7 +32,7 @@ from functions.base.wire import WireError
 Int = npt.NDArray[np.int32]
 Float = npt.NDArray[np.float32]
 OF_SAMPLE, OF_TOKEN = ("prompt", "group", "index", "finish", "version"), ("logprobs", "mask")
-"""Columns of SampleBatch: a value a sample, and a value a response token."""
+"""Columns of SampleBatch: a value a sample, and a value a response token; beside them `experts`."""
 
 
 class Finish(enum.IntEnum):
@@ -97,6 +97,9 @@ class SampleBatch:
     `mask` [response tokens] is 1 where a token was chosen by the policy and trains it, 0 where it was given: what an
     environment answered, between two turns (`turns`). All turns of a sample are of one version: generate refuses
     others.
+
+    `experts` [response tokens, layers, k], of routing replay alone: what each layer's router chose for the token
+    before, whose state predicts this one; the dtype's greatest number (`unrouted`) where nobody says.
     """
 
     prompts: Ragged  # int32, P rows
@@ -108,13 +111,14 @@ class SampleBatch:
     mask: Float  # [response tokens]
     finish: Int  # [S]
     version: Int  # [S]
+    experts: npt.NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         samples, tokens = len(self.responses), int(self.responses.lengths.sum())
         for name in OF_SAMPLE:
             if len(getattr(self, name)) != samples:
                 raise WireError(f"SampleBatch.{name} has {len(getattr(self, name))} rows, responses have {samples}")
-        for name in OF_TOKEN:
+        for name in self._of_token:
             if len(getattr(self, name)) != tokens:
                 raise WireError(f"SampleBatch.{name} has {len(getattr(self, name))} values for {tokens} tokens")
         if len(self.responses.flat) != tokens or len(self.prompts.flat) != int(self.prompts.lengths.sum()):
@@ -126,6 +130,10 @@ class SampleBatch:
         return len(self.responses)
 
     @property
+    def _of_token(self) -> tuple[str, ...]:
+        return OF_TOKEN if self.experts is None else (*OF_TOKEN, "experts")
+
+    @property
     def keys(self) -> list[tuple[int, int]]:
         """(group, index) of each sample."""
         return _keys(self.group, self.index)
@@ -133,8 +141,7 @@ class SampleBatch:
     @property
     def token_counts(self) -> npt.NDArray[np.int32]:
         """Tokens of each sample, its prompt included. int32 [S]"""
-        counts: npt.NDArray[np.int32] = self.prompts.lengths[self.prompt] + self.responses.lengths
-        return counts
+        return self.prompts.lengths[self.prompt] + self.responses.lengths
 
     @property
     def about(self) -> dict[str, list[int]]:
@@ -172,7 +179,7 @@ class SampleBatch:
         used, prompt = np.unique(self.prompt[at], return_inverse=True)
         places = self.responses.places(at)
         columns = {name: getattr(self, name)[at] for name in OF_SAMPLE}
-        columns |= {name: getattr(self, name)[places] for name in OF_TOKEN}
+        columns |= {name: getattr(self, name)[places] for name in self._of_token}
         columns["prompt"] = prompt.astype(np.int32).reshape(-1)
         responses = Ragged(self.responses.flat[places], self.responses.lengths[at])
         return SampleBatch(prompts=self.prompts.select(used.astype(np.int64)), responses=responses, **columns)
@@ -196,6 +203,8 @@ class SampleBatch:
 
         columns = {name: np.concatenate([getattr(b, name) for b in batches]) for name in (*OF_SAMPLE, *OF_TOKEN)}
         columns["prompt"] = np.array(prompt, dtype=np.int32)
+        if experts := [batch.experts for batch in batches if batch.experts is not None]:
+            columns["experts"] = np.concatenate(experts)  # others have no token yet
         flat, lengths = (np.concatenate([getattr(b.responses, name) for b in batches]) for name in ("flat", "lengths"))
         return cls(prompts=Ragged.from_rows(rows, np.int32), responses=Ragged(flat, lengths), **columns)
 
@@ -217,7 +226,7 @@ class SampleBatch:
         return self.select(np.lexsort((self.index, self.group)))
 
     def encode(self) -> bytes:
-        tensors: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in (*OF_SAMPLE, *OF_TOKEN)}
+        tensors: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in (*OF_SAMPLE, *self._of_token)}
         for name, rows in (("prompt", self.prompts), ("response", self.responses)):
             tensors |= {f"{name}_tokens": rows.flat.astype(np.int32, copy=False), f"{name}_lengths": rows.lengths}
         return safetensors_save(tensors)
@@ -228,7 +237,8 @@ class SampleBatch:
         try:
             t = safetensors_load(data)
             prompts, responses = (Ragged(t[f"{name}_tokens"], t[f"{name}_lengths"]) for name in ("prompt", "response"))
-            return cls(prompts=prompts, responses=responses, **{name: t[name] for name in (*OF_SAMPLE, *OF_TOKEN)})
+            columns = {name: t[name] for name in (*OF_SAMPLE, *OF_TOKEN)}
+            return cls(prompts=prompts, responses=responses, **columns, experts=t.get("experts"))
         except (SafetensorError, KeyError) as error:
             raise WireError(f"not an encoded SampleBatch: {error}") from error
 
@@ -327,6 +337,11 @@ class Columns:
             )
         except (SafetensorError, KeyError) as error:
             raise WireError(f"not encoded Columns: {error}") from error
+
+
+def unrouted(like: npt.NDArray[Any], tokens: int) -> npt.NDArray[Any]:
+    """The experts of so many tokens of which nobody says: those that a trainer's own router chooses."""
+    return np.full((tokens, *like.shape[1:]), np.iinfo(like.dtype).max, like.dtype)
 
 
 def _keys(group: Int, index: Int) -> list[tuple[int, int]]:

@@ -91,7 +91,6 @@ class Function(Protocol):
         that names them is yielded. A function that holds state between calls (weights, optimizer state) treats it
         as a cache: it checks version and hash, and loads what it lacks. The generator may be closed at any yield.
         """
-        ...
 
 
 @runtime_checkable
@@ -102,12 +101,10 @@ class Parks(Protocol):
     def park(self) -> int | None:
         """Leaves nothing on an accelerator beyond the process's context, and on a CPU no weights in private memory: all
         that it holds lies in pinned or mapped host memory. The number of the version that it holds; None: of none."""
-        ...
 
     def unpark(self) -> None:
         """Back to where it was. Raises ReplicaBroken where what it holds is not what was parked: this process must
         answer no call."""
-        ...
 
 
 @runtime_checkable
@@ -119,4 +116,3 @@ class LoadsAhead(Protocol):
 
         Raises as `call` does; a failure leaves the function as a failed call would.
         """
-        ...

@@ -47,7 +47,7 @@ class Meter:
 
     def __init__(self, name: str = "call", trace: Mapping[str, str] | None = None) -> None:
         given = (trace or {}).get("traceparent", "")
-        self._trace, parent, self._flags = given.split("-")[1:] if TRACEPARENT.fullmatch(given) else ("", "", "00")
+        self.trace_id, parent, self._flags = given.split("-")[1:] if TRACEPARENT.fullmatch(given) else ("", "", "00")
         self._zero_s = time.monotonic()
         self._open = [Span(_new_id(), parent, name, 0.0)]
         self.spans = list(self._open)
@@ -91,14 +91,9 @@ class Meter:
         return time.monotonic() - self._zero_s
 
     @property
-    def trace_id(self) -> str:
-        """32 hexadecimal digits; "" for a call that is part of no trace."""
-        return self._trace
-
-    @property
     def traceparent(self) -> str | None:
         """For requests to others: the innermost open span as their parent."""
-        return f"00-{self._trace}-{self._open[-1].id}-{self._flags}" if self._trace else None
+        return f"00-{self.trace_id}-{self._open[-1].id}-{self._flags}" if self.trace_id else None
 
     def to_json(self) -> Json:
         now_s = self.now_s()

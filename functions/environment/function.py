@@ -113,14 +113,9 @@ class EnvironmentFunction:
         yield Event("done", data={"samples": len(batch), "tokens": int(batch.token_counts.sum()), **counts.data})
 
     def _act(
-        self,
-        items: Sequence[Item],
-        batch: SampleBatch,
-        params: ActParams,
-        call: Call,
-        context: Context,
+        self, items: Sequence[Item], batch: SampleBatch, params: ActParams, call: Call, context: Context,
         counts: _Counts,
-    ) -> Iterator[Event]:
+    ) -> Iterator[Event]:  # fmt: skip
         def enough() -> bool:
             context.check()
             return context.cut_requested()

@@ -8,6 +8,7 @@ openenv:http://...                      an OpenEnv server (openenv.py)
 """
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, Protocol
 
 from functions.base.wire import Json
@@ -53,26 +54,17 @@ class Kind(Protocol):
     def episode(self) -> Episode: ...
 
 
+_SCHEMES = {"mcp": "McpKind", "sandbox": "SandboxKind", "verifiers": "VerifiersKind", "openenv": "OpenEnvKind"}
+"""By the module of each, which is loaded where it is asked for."""
+
+
 def open_kind(name: str) -> Kind:
     """Raises FatalError, in one line, for what is none."""
     scheme, _, rest = name.partition(":")
-    if scheme == "mcp":
-        from functions.environment.mcp import McpKind
-
-        return McpKind(rest)
-    if scheme == "sandbox":
-        from functions.environment.sandbox import SandboxKind
-
-        return SandboxKind(rest)
-    if scheme == "verifiers":
-        from functions.environment.verifiers import VerifiersKind
-
-        return VerifiersKind(rest)
-    if scheme == "openenv":
-        from functions.environment.openenv import OpenEnvKind
-
-        return OpenEnvKind(rest)
-    return OwnKind(name)
+    if scheme not in _SCHEMES:
+        return OwnKind(name)
+    kind: Kind = getattr(import_module(f"functions.environment.{scheme}"), _SCHEMES[scheme])(rest)
+    return kind
 
 
 def role(kind: Kind) -> str:

@@ -12,7 +12,7 @@ from functions.environment.base import EnvironmentFailed
 from functions.environment.own import ToolsEpisode
 from functions.environment.parse import ToolCall
 from functions.environment.schema import schema
-from functions.sandbox.open import open_sandbox
+from functions.sandbox.local import open_sandbox
 from functions.sandbox.program import Limits, Program, SandboxError
 
 LIMITS = Limits()

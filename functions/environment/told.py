@@ -13,7 +13,7 @@ import xxhash
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from functions.base.samples import Columns, Finish, Ragged, SampleBatch
+from functions.base.samples import Columns, Finish, Ragged, SampleBatch, unrouted
 from functions.base.wire import Json
 from functions.environment.base import Answer
 from functions.environment.episode import Outcome, Turn
@@ -75,13 +75,17 @@ def answered(batch: SampleBatch, part: Sequence[tuple[Item, Outcome]]) -> Sample
             [np.concatenate((row, np.asarray(new, dtype))) for row, new in zip(rows, fill, strict=True)], dtype
         )
 
-    zeros = [[0.0] * len(new) for new in given]
+    zeros, experts = [[0.0] * len(new) for new in given], before.experts
+    if experts is not None:
+        parts = zip(Ragged(experts, before.responses.lengths).rows(), given, strict=True)
+        experts = np.concatenate([part for row, new in parts for part in (row, unrouted(row, len(new)))])
     return dataclasses.replace(
         before,
         responses=extended(before.responses.flat, given, np.int32),
         logprobs=extended(before.logprobs, zeros, np.float32).flat,
         mask=extended(before.mask, zeros, np.float32).flat,
         finish=np.array([int(outcome.finish) for _, outcome in part], np.int32),
+        experts=experts,
     )
 
 

@@ -133,11 +133,7 @@ class RedisExchange:
     def _put_large_if_absent(self, key: str, value: LargeValue) -> Ref | None:
         def attempt(connection: Any) -> Ref | None:
             while True:
-                look = [
-                    ("WATCH", value.name),
-                    ("EXISTS", value.name),
-                    ("GETRANGE", value.name, 0, HEADER_BYTES - 1),
-                ]
+                look = [("WATCH", value.name), ("EXISTS", value.name), ("GETRANGE", value.name, 0, HEADER_BYTES - 1)]
                 _, exists, there = converse(connection, look)
                 if exists:
                     converse(connection, [("UNWATCH",)])

@@ -81,15 +81,9 @@ class S3Exchange:
     """What expired is removed only so long after its end, when nobody is about to write the same key again."""
 
     def __init__(
-        self,
-        bucket: str,
-        prefix: str,
-        job: str,
-        *,
-        endpoint: str | None = None,
-        region: str | None = None,
+        self, bucket: str, prefix: str, job: str, *, endpoint: str | None = None, region: str | None = None,
         fence: Fence | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.bucket = bucket
         self.root = f"{prefix}{job}/"
         self.name = f"s3://{bucket}/{prefix}" + (f" at {endpoint}" if endpoint else "")
@@ -351,8 +345,7 @@ class S3Exchange:
             answer = self.client.delete_objects(Bucket=self.bucket, Delete={"Objects": batch, "Quiet": True})
             if answer.get("Errors"):
                 raise Unavailable(
-                    f"{answer['Errors'][0].get('Key')}: {self.name} did not delete it: {answer['Errors'][0]}",
-                    self.name,
+                    f"{answer['Errors'][0].get('Key')}: {self.name} did not delete it: {answer['Errors'][0]}", self.name
                 )
 
 

@@ -37,11 +37,7 @@ class TieredExchange:
         """`durable`: `s3` with what lies over it (node.py)."""
         self.redis = redis
         self.s3 = s3
-        self._durable = durable or s3
-
-    @property
-    def durable(self) -> Exchange:
-        return self._durable
+        self.durable: Exchange = durable or s3
 
     def put(self, key: str, data: Data, *, lifetime_s: float | None = None) -> Ref:
         if _size(data) > SMALL_BYTES:

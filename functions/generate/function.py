@@ -79,16 +79,9 @@ class GenerateFunction:
     """
 
     def __init__(
-        self,
-        *,
-        engine: str = "auto",
-        dtype: str = "float32",
-        device: str = "auto",
-        threads: int | None = None,
-        slots: int = 64,
-        deterministic: bool = False,
-        vllm: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, *, engine: str = "auto", dtype: str = "float32", device: str = "auto", threads: int | None = None,
+        slots: int = 64, deterministic: bool = False, vllm: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         if engine not in ENGINES:
             raise ValueError(f"engine {engine!r}: wants one of {', '.join(ENGINES)}")
         if slots < 1:
@@ -132,6 +125,8 @@ class GenerateFunction:
             raise FatalError(
                 "an environment in a deterministic job wants the torch engine, which does not know this model"
             )
+        if params.routed_experts and choice.name != "transformers":
+            raise FatalError(f"engine {choice.name!r} does not say which experts it chose, 'transformers' does")
         writer = _Writer(call, context, batch, len(prior))
         inbox = moves.read(call, context, engine, _requests(batch, left))
         outbox = moves.Outbox(call, context, batch.keys)
@@ -203,12 +198,14 @@ def _requests(batch: SampleBatch, rows: Sequence[int]) -> list[Request]:
     """`number` is the row in the batch."""
     prompts, responses = batch.prompts.rows(), batch.responses.rows()
     logprobs = Ragged(batch.logprobs, batch.responses.lengths).rows()
+    experts = None if batch.experts is None else Ragged(batch.experts, batch.responses.lengths).rows()
     return [
         Request(
-            row, int(batch.group[row]), int(batch.index[row]), prompts[batch.prompt[row]], responses[row], logprobs[row]
+            row, int(batch.group[row]), int(batch.index[row]), prompts[batch.prompt[row]], responses[row],
+            logprobs[row], experts=None if experts is None else experts[row],
         )
         for row in rows
-    ]
+    ]  # fmt: skip
 
 
 @dataclass
@@ -231,6 +228,7 @@ class _Writer:
     def _put(self, kind: Literal["samples", "cut"], name: str, samples: Sequence[Sample]) -> Event:
         before = self.batch.select([sample.number for sample in samples])
         masks = Ragged(before.mask, before.responses.lengths).rows()
+        experts = [sample.experts for sample in samples if sample.experts is not None]  # others have no token yet
         batch = dataclasses.replace(
             before,
             responses=Ragged.from_rows([s.response for s in samples], np.int32),
@@ -238,6 +236,7 @@ class _Writer:
             mask=np.concatenate([_mask(mask, s) for mask, s in zip(masks, samples, strict=True)]),
             finish=np.array([s.finish for s in samples], np.int32),
             version=np.array([s.version for s in samples], np.int32),
+            experts=np.concatenate(experts) if experts else None,
         )
         with self.context.phase("publish"):
             ref = self.context.exchange.put(f"{self.call.prefix}{name}", batch.encode())

@@ -31,8 +31,8 @@ class Tokens:
         return -(-self.count // self.mesh.size())
 
     def own(self, whole: Tensor) -> Tensor:
-        """This rank's [B, each] of [B, count]."""
-        padded = pad(whole, (0, self.each * self.mesh.size() - self.count))
+        """This rank's [B, each, ...] of [B, count, ...]."""
+        padded = pad(whole, (0, 0) * (whole.ndim - 2) + (0, self.each * self.mesh.size() - self.count))
         return padded.narrow(1, self.each * self.mesh.get_local_rank(), self.each)
 
     def to_heads(self, states: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def share_tokens(model: PreTrainedModel, mesh: DeviceMesh) -> None:
 
     def enter(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         tokens = Tokens(mesh, given["input_ids"].shape[1])
-        own = {name: tokens.own(given[name]) for name in ("input_ids", "position_ids")}
+        own = {name: tokens.own(given[name]) for name in ("input_ids", "position_ids", "experts") if name in given}
         return args, given | own | {"tokens": tokens}
 
     def leave(_: Any, __: Any, given: dict[str, Any], output: Any) -> Any:

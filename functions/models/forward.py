@@ -13,6 +13,7 @@ from functions.algorithms.truncation import WHOLE, Truncation
 from functions.models.packing import Pack
 from functions.models.prefix_attention import NAME as PREFIX_SHARED
 from functions.models.pretrained import backbone, lm_head, row_attention, score_head
+from functions.models.router_replay import replay
 
 SHARED_ARCHITECTURES = frozenset(
     ("gemma3_text", "gpt2", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3")
@@ -79,6 +80,9 @@ def all_states(model: PreTrainedModel, pack: Pack, inputs: Tensor | None = None)
     _use_attention(model, row_attention(model) if pack.prefixes is None else PREFIX_SHARED)
     given: dict[str, Any] = {"input_ids": pack.tokens} if inputs is None else {"inputs_embeds": inputs}
     given |= {} if pack.prefixes is None else {"prefixes": pack.prefixes}
+    if pack.experts is not None:
+        replay(model)
+        given |= {"experts": pack.experts}
     output = backbone(model)(position_ids=pack.positions, use_cache=False, **given)
     hidden: Tensor = output.last_hidden_state
     return hidden

@@ -11,7 +11,7 @@ the last token of a response is never an input. Splitting a batch into packs cha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -72,20 +72,27 @@ class Pack:
     """int64 [N]: their places among the response tokens of the whole batch."""
     segment: Tensor
     """int64 [N]: their sample (row of the batch)."""
+    experts: Tensor | None = None
+    """int16 [B, T, layers, k]: those that the rollout's routers chose for each token, -1 where it does not say, as of
+    prompts but for their last token; None: the model's own routers choose (router_replay.py)."""
 
     def to(self, device: torch.device) -> Pack:
         if device.type == "cpu":
             return self
         moved = {
             name: getattr(self, name).to(device)
-            for name in ("tokens", "positions", "predicts", "targets", "flat", "segment")
+            for name in ("tokens", "positions", "predicts", "targets", "flat", "segment", "experts")
+            if getattr(self, name) is not None
         }
         prefixes = None if self.prefixes is None else tuple(_prefix_to(p, device) for p in self.prefixes)
         return Pack(rows=self.rows, prefixes=prefixes, **moved)
 
 
-def make_packs(batch: SampleBatch, rows: Iterable[int], *, budget_tokens: int, shared: bool) -> list[Pack]:
-    """Packs of the samples `rows` of `batch`, each of at most `budget_tokens` computed tokens.
+def make_packs(
+    batch: SampleBatch, rows: Iterable[int], *, budget_tokens: int, shared: bool, replay: bool = False
+) -> list[Pack]:
+    """Packs of the samples `rows` of `batch`, each of at most `budget_tokens` computed tokens; `replay`: with the
+    experts that came with the samples.
 
     A single sample above the budget has a pack of its own. Samples without response tokens are in no pack. The result
     depends on the samples alone, not on the order of `rows`. Raises ValueError for a sample with an empty prompt.
@@ -98,10 +105,24 @@ def make_packs(batch: SampleBatch, rows: Iterable[int], *, budget_tokens: int, s
     offsets = batch.responses.offsets
     plan = _plan_shared if shared else _plan_padded
     build = _shared_pack if shared else _padded_pack
-    return [
+    packs = [
         build(part, batch, prompts, responses, offsets)
         for part in plan(chosen, batch, prompts, responses, budget_tokens)
     ]
+    if batch.experts is None or not replay:
+        return packs
+    rows = np.flatnonzero(batch.responses.lengths)  # a prompt's last token predicts the first of all its samples
+    _, first, which = np.unique(batch.prompt[rows], return_index=True, return_inverse=True)
+    source = np.arange(len(batch.experts))
+    source[offsets[rows]] = offsets[rows[first[which]]]  # of which the first one says its experts, in whatever packs
+    return [_replaying(pack, batch.experts[source[pack.flat.numpy()]]) for pack in packs]
+
+
+def _replaying(pack: Pack, own: npt.NDArray[Any]) -> Pack:
+    """With the experts `own` [N, layers, k]."""
+    whole = np.full((pack.tokens.numel(), *own.shape[1:]), -1, np.int16)
+    whole[pack.predicts.numpy()] = np.where(own == np.iinfo(own.dtype).max, -1, own.astype(np.int16))
+    return replace(pack, experts=torch.from_numpy(whole).view(*pack.tokens.shape, *own.shape[1:]))
 
 
 _Rows = Sequence[npt.NDArray[Any]]

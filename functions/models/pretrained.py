@@ -192,11 +192,7 @@ def _load(auto: Any, directory: Path, dtype: torch.dtype, device: str) -> tuple[
         with _quiet():
             config = _config(auto, directory)
             model, info = auto.from_pretrained(
-                directory,
-                config=config,
-                dtype=dtype,
-                local_files_only=True,
-                output_loading_info=True,
+                directory, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
             )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)

@@ -24,7 +24,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -124,7 +124,7 @@ class CodeScorer:
             for future in running:
                 while not future.done():
                     self.tick()
-                    _wait(future)
+                    wait([future], timeout=0.5)
                 results.append(future.result())
             return results
         finally:
@@ -143,12 +143,6 @@ class CodeScorer:
         except SandboxError as error:
             return Failed(f"{self.name}: {item.name}: {error}", retryable=True)
         return Scored({"score": passed / len(tests) if self.fraction else float(passed == len(tests))})
-
-
-def _wait(future: Any) -> None:
-    from concurrent.futures import wait
-
-    wait([future], timeout=0.5)
 
 
 def scorer(name: str, sandbox: Sandbox, limits: Limits, *, remote: bool, tick: Callable[[], None]) -> CodeScorer:

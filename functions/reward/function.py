@@ -37,7 +37,7 @@ from functions.reward import python
 from functions.reward.remote import Remote
 from functions.reward.rules import CODE_RULES
 from functions.reward.scorer import Failed, Item, Scored, Scorer, Several
-from functions.sandbox.open import open_sandbox
+from functions.sandbox.local import open_sandbox
 from functions.sandbox.program import Limits, Sandbox, SandboxError
 from functions.weights.manifest import Manifest, label, read_manifest
 

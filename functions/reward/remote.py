@@ -33,11 +33,7 @@ class Remote:
     def score(self, items: Sequence[Item]) -> list[Scored | Failed]:
         self.tick()
         labels = [next(ground_truths(item.row), None) for item in items]
-        query = {
-            "query": [item.text for item in items],
-            "prompts": [item.prompt for item in items],
-            "labels": labels,
-        }
+        query = {"query": [item.text for item in items], "prompts": [item.prompt for item in items], "labels": labels}
         answer = self._post(query)
         rewards = self._column(answer, "rewards", len(items))
         columns: dict[str, list[Any]] = {"score": rewards}

@@ -26,9 +26,7 @@ Rule = Callable[[str, str], bool]
 TAIL_CHARACTERS = 300
 """The part of a response in which `gsm8k` and `number` look, as verl: an answer stands at the end."""
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
-FORMAT = re.compile(
-    r"\s*<think>(?:(?!</?think>).)*</think>\s*<answer>(?:(?!</?answer>).)*</answer>\s*", re.DOTALL
-)  # fmt: skip
+FORMAT = re.compile(r"\s*<think>(?:(?!</?think>).)*</think>\s*<answer>(?:(?!</?answer>).)*</answer>\s*", re.DOTALL)
 
 
 def as_number(text: str) -> Fraction | None:

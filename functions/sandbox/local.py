@@ -8,13 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
 from functions.sandbox.parent import _receive, _send
-from functions.sandbox.program import Limits, Program, Result, SandboxError
+from functions.sandbox.program import Limits, Program, Result, Sandbox, SandboxError
+from functions.sandbox.remote import RemoteSandbox
 
 ATTEMPTS = 3
 
@@ -31,11 +31,14 @@ class LocalSandbox:
         code = f"import sys; sys.path.insert(0, {root!r}); from functions.sandbox.parent import main; main({root!r})"
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {"PYTHONUTF8": "1", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.defpath}
-        with theirs, _named():
-            self._server = subprocess.Popen(
-                [sys.executable, "-s", "-P", "-c", code], stdin=theirs.fileno(), stdout=subprocess.DEVNULL,
-                env=environment, cwd="/", start_new_session=True,
-            )  # fmt: skip
+        try:
+            with theirs:
+                self._server = subprocess.Popen(
+                    [sys.executable, "-s", "-P", "-c", code], stdin=theirs.fileno(), stdout=subprocess.DEVNULL,
+                    env=environment, cwd="/", start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            raise SandboxError(f"no sandbox here: {sys.executable} does not start: {error.strerror}") from error
         try:
             said = json.loads(self._control.recv(1 << 16) or b"{}")
         except (OSError, ValueError):
@@ -86,12 +89,9 @@ class LocalSandbox:
         self.close()
 
 
-@contextlib.contextmanager
-def _named() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise SandboxError(f"no sandbox here: {sys.executable} does not start: {error.strerror}") from error
+def open_sandbox(url: str | None) -> Sandbox:
+    """A service's sandbox; None: this machine's. Raises SandboxError where it does not allow one."""
+    return LocalSandbox() if url is None else RemoteSandbox(url)
 
 
 def check_here() -> None:

@@ -105,11 +105,7 @@ class TrainFunction:
             with meet(gang, self._device, context, lambda: bool(published())) as ranks:
                 manifests = published() if ranks is None else self._train(call, models, feed, versions, context, ranks)
         told, *beside = [
-            {
-                "version": made.version.to_json(),
-                **made.trainer["result"],
-                "durable": made.trainer.get("durable", True),
-            }
+            {"version": made.version.to_json(), **made.trainer["result"], "durable": made.trainer.get("durable", True)}
             for made in manifests
         ]
         waited = {} if feed is None else {"waited_s": feed.waited_s}

@@ -31,10 +31,7 @@ def note(batch: TrainBatch, pack: Pack, old: Tensor, tensors: Mapping[str, Tenso
     off = old - tensors["rollout_logprobs"]
     batch.difference[pack.flat.cpu()] = off.float().where(mask == 1, torch.nan).cpu()
     counts = torch.zeros(batch.count, device=old.device).index_add_(0, tensors["segment"], mask)
-    for said, values in (
-        (batch.mismatch, off.abs()),
-        (batch.advantage, tensors["advantages"]),
-    ):
+    for said, values in ((batch.mismatch, off.abs()), (batch.advantage, tensors["advantages"])):
         sums = torch.zeros_like(counts).index_add_(0, tensors["segment"], values.float() * mask)
         said[rows] = (sums / counts)[rows].cpu()  # of no trained token: nan
 

@@ -45,7 +45,8 @@ def share_of(state: TrainState, batch: TrainBatch, rows: Sequence[int], params: 
         raise FatalError("cp: wants samples within the model's sliding window: rows of samples are not divided")
 
     def packs_of(budget_tokens: int) -> list[Pack]:
-        return make_packs(batch.samples, rows, budget_tokens=budget_tokens, shared=shared)
+        replay = params.objective == "policy"
+        return make_packs(batch.samples, rows, budget_tokens=budget_tokens, shared=shared, replay=replay)
 
     budget = params.micro_batch_tokens or micro_batch_default(state.model.device)
     ranks = state.ranks

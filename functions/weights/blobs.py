@@ -93,18 +93,10 @@ def _part(
 
 
 def publish_blobs(
-    exchange: Exchange,
-    version: Version,
-    *,
-    tensors: Mapping[str, Blob],
-    state: Mapping[str, Blob],
-    trainer: Json,
-    files: Mapping[str, Ref],
-    parent: Version | None,
-    adapter: Adapter | None = None,
-    delta: Sequence[bytes] = (),
+    exchange: Exchange, version: Version, *, tensors: Mapping[str, Blob], state: Mapping[str, Blob], trainer: Json,
+    files: Mapping[str, Ref], parent: Version | None, adapter: Adapter | None = None, delta: Sequence[bytes] = (),
     shard_bytes: int = SHARD_BYTES,
-) -> Manifest:
+) -> Manifest:  # fmt: skip
     """`write_blobs` and `commit` by one writer that has all of every tensor."""
     written = write_blobs(exchange, version, tensors=tensors, state=state, delta=delta, shard_bytes=shard_bytes)
     return commit(exchange, version, [written], trainer=trainer, files=files, parent=parent, adapter=adapter)
@@ -136,15 +128,9 @@ def write_blobs(
 
 
 def commit(
-    exchange: Exchange,
-    version: Version,
-    written: Sequence[Written],
-    *,
-    trainer: Json,
-    files: Mapping[str, Ref],
-    parent: Version | None,
-    adapter: Adapter | None = None,
-) -> Manifest:
+    exchange: Exchange, version: Version, written: Sequence[Written], *, trainer: Json, files: Mapping[str, Ref],
+    parent: Version | None, adapter: Adapter | None = None,
+) -> Manifest:  # fmt: skip
     """The manifest of what all writers have `written`, with a conditional put. Returns the manifest that counts.
 
     Tensors are in the first writer's order. Of several publishers of one version exactly one wins; the others get the

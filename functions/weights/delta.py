@@ -50,13 +50,9 @@ def unsigned(data: memoryview | bytes, dtype: str) -> Array:
 
 
 def difference(
-    parent: Manifest,
-    old: Mapping[str, Blob],
-    new: Mapping[str, Blob],
-    *,
-    part_bytes: int = PART_BYTES,
+    parent: Manifest, old: Mapping[str, Blob], new: Mapping[str, Blob], *, part_bytes: int = PART_BYTES,
     section_elements: int = SECTION_ELEMENTS,
-) -> Difference | None:
+) -> Difference | None:  # fmt: skip
     """From `old`, what `parent` has of some or all of its tensors, to `new`. None where a delta would not lead from one
     to the other: names, dtypes or shapes differ, or `old` are not the bytes that `parent` has."""
     if _layout(old) != _layout(new) or not _all_of(parent, old):

@@ -1,13 +1,4 @@
-"""The application: routes, tokens, problems, and the task that keeps jobs going.
-
-GET  /healthz  /metrics  /openapi.json
-POST /v1/jobs                      submit          GET  /v1/jobs                 list
-GET  /v1/jobs/{id}                 state, config   GET  /v1/jobs/{id}/events     server-sent events
-GET  /v1/jobs/{id}/metrics         by step         GET  /v1/jobs/{id}/cost       books
-GET  /v1/jobs/{id}/checkpoints     kept versions   GET  /v1/jobs/{id}/samples    prompt, response, reward
-POST /v1/jobs/{id}/cancel                          POST /v1/jobs/{id}/resume
-DELETE /v1/jobs/{id}
-"""
+"""The application: routes, tokens, problems, and the task that keeps jobs going."""
 
 import asyncio
 import logging

@@ -31,9 +31,19 @@ REMOTE_EXCHANGES = ("redis", "rediss", "s3", "tiered+s3")
 INNER = {"redis": ("redis", "rediss"), "endpoint": ("http", "https")}
 """Kinds of the URLs in an exchange's options."""
 FILE = re.compile(r"(?P<file>(?:(?!://).)+\.py):[A-Za-z_]\w*")
-PLAIN = re.compile(r"[^/\\:]*")
 Rule = Callable[[str, Sequence[Path]], str | None]
 """A value, and the data roots -> why it may not be; None: it may. The key is put before it."""
+
+
+def form(pattern: str, why: str) -> Rule:
+    """The whole value has this form, whatever the roots."""
+    return lambda value, _roots: None if re.fullmatch(pattern, value, re.DOTALL) else f"{value!r} {why}"
+
+
+web = form(r"https?://.*", "is no web address (http:// or https://)")
+text = form(r".*", "")
+plain = form(r"[^/\\:]*", "is no name: it has one of / \\ :")
+number = form(r"(?!)", "is text, where jobs of this server set numbers")
 
 
 def path(value: str, roots: Sequence[Path]) -> str | None:
@@ -47,12 +57,10 @@ def path(value: str, roots: Sequence[Path]) -> str | None:
 
 
 def code(value: str, roots: Sequence[Path]) -> str | None:
-    found = FILE.fullmatch(value)
-    if found:
+    if found := FILE.fullmatch(value):
         return path(found["file"], roots)
-    return (
-        None if PLAIN.fullmatch(value) else f"{value!r} is no code that jobs of this server may name (<file.py>:<name>)"
-    )
+    why = f"{value!r} is no code that jobs of this server may name (<file.py>:<name>)"
+    return None if plain(value, roots) is None else why
 
 
 def environment(value: str, roots: Sequence[Path]) -> str | None:
@@ -95,22 +103,6 @@ def hosts(url: str) -> set[str]:
     inner = dict(parse_qsl(parts.query))
     urls = [url] if parts.scheme.lower() in INNER["redis"] else [inner.get("endpoint", "//aws"), inner.get("redis", "")]
     return {urlsplit(one).netloc.rpartition("@")[2].lower() for one in urls} - {""}
-
-
-def web(value: str, _roots: Sequence[Path]) -> str | None:
-    return None if value.startswith(("http://", "https://")) else f"{value!r} is no web address (http:// or https://)"
-
-
-def text(_value: str, _roots: Sequence[Path]) -> str | None:
-    return None
-
-
-def plain(value: str, _roots: Sequence[Path]) -> str | None:
-    return None if PLAIN.fullmatch(value) else f"{value!r} is no name: it has one of / \\ :"
-
-
-def number(value: str, _roots: Sequence[Path]) -> str | None:
-    return f"{value!r} is text, where jobs of this server set numbers"
 
 
 def server(_value: str, _roots: Sequence[Path]) -> str | None:

@@ -32,6 +32,7 @@ from orchestrator.api.launch import OUTPUT, Launcher
 from orchestrator.api.problems import ApiError
 from orchestrator.api.quota import UNLIMITED, Quota, spent_usd
 from orchestrator.api.summary import Summary, SummaryFile
+from orchestrator.api.views.log import last_lines
 from orchestrator.base.errors import OrchestratorError, RunError
 from orchestrator.base.files import Lock, write_atomically
 from orchestrator.job.config import JobConfig
@@ -193,7 +194,9 @@ class Jobs:
         is refused, or after it, and finds no job. Where the exchange cannot be reached the job comes back.
         """
         with self._lock:
-            job = self._settled(id)
+            job = self.get(id)
+            if not job.settled:
+                raise ApiError(409, f"job {id} {_past(job.state)}; cancel it first")
             if (usd := _spent_usd(job)) and self.quota(job.desired.owner).usd_per_day is not None:
                 raise ApiError(409, f"job {id} has spent ${usd:.2f} within 24 hours, which count until they are over")
             try:
@@ -232,12 +235,6 @@ class Jobs:
                     continue
             shutil.rmtree(left, ignore_errors=True)
         self._left = []
-
-    def _settled(self, id: str) -> Job:
-        job = self.get(id)
-        if not job.settled:
-            raise ApiError(409, f"job {id} {_past(job.state)}; cancel it first")
-        return job
 
     def tick(self) -> None:
         """Starts what is wanted and may run, and settles what has ended; one server at a time. Raises RunError where a
@@ -306,7 +303,8 @@ class Jobs:
         self._save(id, replace(job.desired, wanted="rest"))
 
     def _give_up(self, job: Job) -> None:
-        said = _last_line(self.directory(job.id) / OUTPUT)
+        lines = [line for line in last_lines(self.directory(job.id) / OUTPUT, 9) if line.strip()]
+        said = LogLine.parse(lines[-1]).message[:300] if lines else "none"
         message = f"its orchestrator ended {RESTARTS + 1} times without saying why; its last line: {said}"
         tell_end(RunDirectory(self.directory(job.id)), "failed", message)
         self._save(job.id, replace(job.desired, wanted="rest"))
@@ -328,11 +326,3 @@ def _past(state: State) -> str:
         "failed": "has failed",
         "cancelled": "was cancelled",
     }[state]
-
-
-def _last_line(path: Path) -> str:
-    try:
-        lines = path.read_bytes()[-4096:].decode(errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    return LogLine.parse(lines[-1]).message[:300] if lines else "none"

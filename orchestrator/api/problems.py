@@ -59,38 +59,27 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI) -> None:
-    async def api_error(_request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, ApiError)
-        return problem(error.status, error.detail, error.errors, error.headers)
-
-    async def invalid(_request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        return problem(422, "the request is not what this operation takes", lines)
-
-    async def http_error(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        headers = dict(error.headers or {})
-        if error.status_code == 405:  # Starlette names the methods of the first route only
-            headers["Allow"] = ", ".join(sorted(_methods(app, request)))
-        return problem(error.status_code, str(error.detail), headers=headers)
-
-    async def run_error(_request: Request, error: Exception) -> JSONResponse:
-        log.error("%s", error)
-        return problem(500, str(error))
-
-    async def gone(_request: Request, _error: Exception) -> JSONResponse:
-        return problem(408, "the request ended before its body")  # nobody hears this
-
-    async def unexpected(_request: Request, error: Exception) -> JSONResponse:
+    async def told(request: Request, error: Exception) -> JSONResponse:
+        match error:
+            case ApiError():
+                return problem(error.status, error.detail, error.errors, error.headers)
+            case RequestValidationError():
+                lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+                return problem(422, "the request is not what this operation takes", lines)
+            case HTTPException():
+                headers = dict(error.headers or {})
+                if error.status_code == 405:  # Starlette names the methods of the first route only
+                    headers["Allow"] = ", ".join(sorted(_methods(app, request)))
+                return problem(error.status_code, str(error.detail), headers=headers)
+            case OrchestratorError():
+                log.error("%s", error)
+                return problem(500, str(error))
+            case ClientDisconnect():
+                return problem(408, "the request ended before its body")  # nobody hears this
         return problem(500, f"unexpected {type(error).__name__}; the server's log has the trace")
 
-    app.add_exception_handler(ApiError, api_error)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(OrchestratorError, run_error)
-    app.add_exception_handler(ClientDisconnect, gone)
-    app.add_exception_handler(Exception, unexpected)
+    for kind in (ApiError, RequestValidationError, HTTPException, OrchestratorError, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, told)
 
 
 def _methods(app: FastAPI, request: Request) -> set[str]:

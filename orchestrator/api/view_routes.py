@@ -5,6 +5,7 @@ Each answers a window or a page, thinned out by the server: a job of any length 
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
@@ -14,10 +15,11 @@ from fastapi.responses import FileResponse
 from functions.base.logs import LogLine
 from functions.base.wire import Json, Version
 from functions.call.train_params import rollout_bound
-from orchestrator.api.jobs import ID, Job, Jobs
+from orchestrator.api.jobs import Job, Jobs
 from orchestrator.api.launch import OUTPUT
 from orchestrator.api.problems import ApiError, responses
 from orchestrator.api.redact import redacted
+from orchestrator.api.routes import JobId
 from orchestrator.api.views import models
 from orchestrator.api.views.costs import NO_BOOKS, BookFiles
 from orchestrator.api.views.log import event_page, last_lines
@@ -43,14 +45,13 @@ from orchestrator.run.directory import PROFILE, profiles_of
 from orchestrator.run.events import FILE as EVENTS
 from orchestrator.run.events import EventType
 from orchestrator.run.ledger import Books
-from orchestrator.telemetry.health import health_json
+from orchestrator.telemetry.health import health
 from orchestrator.telemetry.plans import FILE as PLANS
 from orchestrator.telemetry.where import advice, parts_of
 
 JSON_TYPE = "application/json"
 LARGEST_TIME_S = 1e10
 PROFILE_NAME = r"^[a-z-]{1,32}-[0-9]{1,6}\.json\.gz$"
-JobId = Annotated[str, Path(pattern=ID, max_length=48, description="A job's id")]
 AnyStep = Annotated[int | None, Query(ge=0, le=10**9)]
 Points = Annotated[
     int | None, Query(ge=1, le=10_000, description="At most so many points, each of a run of steps; default: all steps")
@@ -280,7 +281,7 @@ def samples_of(samples: Sequence[dict[str, Any]]) -> Json:
 
 def health_of(config: JobConfig, rows: Sequence[dict[str, Any]]) -> Json:
     """The Health of models.py."""
-    return {"signs": health_json(rows, rollout_bound(rollout_diff(config), config.model.dtype))}
+    return {"signs": [asdict(sign) for sign in health(rows, rollout_bound(rollout_diff(config), config.model.dtype))]}
 
 
 def where_of(config: JobConfig, rows: Sequence[dict[str, Any]]) -> Json:

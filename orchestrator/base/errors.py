@@ -1,15 +1,4 @@
-"""Every error that a user can meet. Each is one line: what is wrong, where, and what would be right.
-
-OrchestratorError
-├── ConfigError        the job file            (exit code 2)
-├── DataError          the data set            (exit code 2)
-├── RunError           the run directory, or a job that cannot go on (exit code 1)
-│   ├── Fenced         another orchestrator has taken the run over
-│   ├── Away           something that the job depends on does not answer: waited for (outages.py)
-│   ├── ValueLost      a value of the step at work is gone: what made it is repeated (run/lost.py)
-│   └── StateLost      what training goes on from is gone with its node: the job goes back to the last durable step
-└── CallFailed         a function's call failed for good (exit code 1)
-"""
+"""Every error that a user can meet. Each is one line: what is wrong, where, and what would be right."""
 
 
 class OrchestratorError(Exception):
@@ -46,7 +35,7 @@ class Away(RunError):
 
 
 class ValueLost(RunError):
-    """A value that a step needs has been written and is there no more."""
+    """A value that a step needs has been written and is there no more: what made it is repeated (run/lost.py)."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(message)
@@ -54,7 +43,7 @@ class ValueLost(RunError):
 
 
 class StateLost(RunError):
-    """Steps were committed whose state one node alone held, and has lost."""
+    """Steps were committed whose state one node alone held, and has lost: the job goes back to the last durable one."""
 
     def __init__(self, step: int, message: str) -> None:
         super().__init__(message)

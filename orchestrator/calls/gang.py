@@ -26,11 +26,7 @@ def rank_calls(call: Call, size: int, attempt: str, parallel: Parallel = DATA_PA
     """The call of each rank in one attempt; `parallel`: its mesh."""
     gang = {"id": call.id, "attempt": attempt, "size": size, "parallel": asdict(parallel)}
     return [
-        replace(
-            call,
-            id=f"{call.id}.r{rank}of{size}",
-            params={**call.params, "gang": {**gang, "rank": rank}},
-        )
+        replace(call, id=f"{call.id}.r{rank}of{size}", params={**call.params, "gang": {**gang, "rank": rank}})
         for rank in range(size)
     ]
 

@@ -69,18 +69,11 @@ class Invoker:
     every attempt's end. `probe` raises Away while the orchestrator itself cannot reach what functions need."""
 
     def __init__(
-        self,
-        platform: Platform,
-        *,
-        retry: RetryPolicy = RetryPolicy(),
-        timeouts: Timeouts = Timeouts(),
-        seed: int = 0,
-        note: Callable[[str], None] = lambda _message: None,
-        tracing: Tracing | None = None,
-        ended: Ended = lambda _function, _outcome, _observation: None,
-        outages: Outages | None = None,
+        self, platform: Platform, *, retry: RetryPolicy = RetryPolicy(), timeouts: Timeouts = Timeouts(),
+        seed: int = 0, note: Callable[[str], None] = lambda _message: None, tracing: Tracing | None = None,
+        ended: Ended = lambda _function, _outcome, _observation: None, outages: Outages | None = None,
         probe: Callable[[], Awaitable[None]] = _nothing,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.platform, self.retry, self.timeouts, self.seed, self.note = platform, retry, timeouts, seed, note
         self.tracing = tracing or Tracing()
         self.ended = ended

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from orchestrator.base.errors import RunError
-from orchestrator.commands.svg import Life
 from orchestrator.job.data import Cursor
 from orchestrator.job.functions import function_limits
 from orchestrator.job.prompts import Draw
@@ -31,6 +30,15 @@ NO_BASIS = (
     'nothing to predict by: name the GPU ([planner] gpu = "L40S"; functions.generate.gpus >= 1), '
     "or a run of this job (--run DIR)"
 )
+
+
+@dataclass(frozen=True)
+class Life:
+    """A replica from `start_s` to `stop_s` of a step."""
+
+    function: str
+    start_s: float
+    stop_s: float
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,20 @@
-"""What a step and the job will take and cost, as tables and as a picture.
+"""What a step and the job will take and cost, as tables.
 
 plan job.toml                      by the roofline of [planner] gpu
 plan job.toml --run runs/job       by what a run of the job took
-plan job.toml --picture plan.svg   T(N), C(N) and the replicas of a step, drawn
 """
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from orchestrator.base.files import writing
-from orchestrator.commands import svg
 from orchestrator.commands.arguments import job_file, json_output, print_json, run_path
-from orchestrator.commands.forecast import Forecast, forecast
+from orchestrator.commands.forecast import Forecast, Life, forecast
 from orchestrator.job.config import JobConfig, load_job
 from orchestrator.planner.base import StepPlan
 from orchestrator.run.directory import RunDirectory
@@ -32,7 +28,6 @@ EXAMPLE = "rlhf-orchestrate plan job.toml --run runs/arithmetic"
 def arguments(parser: ArgumentParser) -> None:
     job_file(parser)
     parser.add_argument("--run", type=run_path, help="directory of a run of this job to predict by")
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the curve and a step's replicas")
     json_output(parser)
 
 
@@ -43,8 +38,6 @@ def execute(given: Namespace) -> int:
         print_json(plan_json(found))
     else:
         Console().print(plan_table(job, found), highlight=False)
-    if given.picture is not None:
-        write_picture(given.picture, plan_picture(job, found))
     return 0
 
 
@@ -107,7 +100,7 @@ def not_waited_s(found: Forecast) -> float:
     return sum(max(0.0, end_s - life.stop_s) for life in found.lives if life.function == "generate")
 
 
-def steps_of(lives: Sequence[svg.Life]) -> list[tuple[float, int]]:
+def steps_of(lives: Sequence[Life]) -> list[tuple[float, int]]:
     """When the number of replicas changes, and to what."""
     count, found = 0, dict[float, int]()
     edges = [(life.start_s, 1) for life in lives] + [(life.stop_s, -1) for life in lives]
@@ -115,18 +108,6 @@ def steps_of(lives: Sequence[svg.Life]) -> list[tuple[float, int]]:
         count += change
         found[at_s] = count
     return list(found.items())
-
-
-def plan_picture(job: JobConfig, found: Forecast) -> str:
-    step_s = found.steady.predicted_step_s or 0.0
-    title = f"{job.name}, policy {job.planner.policy}: replicas of a step of {step_s:.4g} s"
-    return svg.figure([svg.curve(found.curve, found.chosen, unit=unit_of(job)), svg.gantt(title, found.lives)])
-
-
-def write_picture(path: Path, picture: str) -> None:
-    """Raises RunError where the file cannot be written."""
-    with writing(path):
-        path.write_text(picture)
 
 
 def unit_of(job: JobConfig) -> str:

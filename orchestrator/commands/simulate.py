@@ -3,13 +3,11 @@
 simulate 3b-grpo-gpqa                        the built-in scenarios are listed by `simulate list`
 simulate my.toml --policy adaptive --steps 30  a scenario of your own (orchestrator/simulation/scenarios.py)
 simulate runs/job                            a run that was made, again: its lengths, its functions' measured times
-simulate 3b-grpo-gpqa --picture gantt.svg    replicas' lives over the last two steps of each of the loop's policies
 """
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
@@ -18,8 +16,6 @@ from rich.table import Table
 
 from orchestrator.base.errors import ConfigError, RunError
 from orchestrator.commands.arguments import json_output, print_json, run_path
-from orchestrator.commands.plan import write_picture
-from orchestrator.commands.svg import Life, figure, gantt
 from orchestrator.planner.policies import ADAPTIVE
 from orchestrator.planner.scaling import OBJECTIVES, Goal, Unmet
 from orchestrator.run.directory import RunDirectory
@@ -37,7 +33,6 @@ BASE = SERVERFUL.name
 """What the others are compared with."""
 DECIDES = ADAPTIVE.name
 """The policy that decides by what was asked for."""
-SHOWN_STEPS = 2
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -49,7 +44,6 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--deadline-s", type=float, help="a step of `adaptive` may not take longer")
     parser.add_argument("--budget-usd", type=float, help="a step of `adaptive` may not cost more")
     parser.add_argument("--steps", type=int, help="instead of the scenario's")
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the last two steps of each policy")
     json_output(parser)
 
 
@@ -83,8 +77,6 @@ def execute(given: Namespace) -> int:
         print_json([_outcome_json(scenario, outcome) for outcome in outcomes])
     else:
         Console().print(outcome_table(scenario, outcomes), highlight=False)
-    if given.picture is not None:
-        write_picture(given.picture, outcome_picture(scenario, outcomes))
     return 0
 
 
@@ -145,36 +137,3 @@ def _usd(scenario: Scenario, outcome: Outcome) -> float | None:
 def _means(outcome: Outcome) -> tuple[float, float]:
     steps = len(outcome.step_s)
     return sum(outcome.step_s) / steps, outcome.total_gpu_s / steps
-
-
-def outcome_picture(scenario: Scenario, outcomes: Sequence[Outcome]) -> str:
-    """A Gantt chart for each policy, all with one time scale; dashed where a step ends."""
-    span_s = max(o.plans[-1].stop_s - _begin_s(o) for o in outcomes)
-    panels = []
-    for outcome in outcomes:
-        begin_s = _begin_s(outcome)
-        shown = outcome.plans[-SHOWN_STEPS:]
-        bars = "calls, on GPUs held throughout" if POLICIES[outcome.policy].colocated else "lives of replicas"
-        times = ", ".join(f"{o.stop_s - o.start_s:.3g} s" for o in shown)
-        title = f"{scenario.name}, {outcome.policy}: {bars}; steps of {times}"
-        marks = [o.stop_s - begin_s for o in shown]
-        panels.append(gantt(title, shown_lives(scenario, outcome), span_s=span_s, marks_s=marks))
-    return figure(panels)
-
-
-def shown_lives(scenario: Scenario, outcome: Outcome) -> list[Life]:
-    """Lives that reach into the last steps, as far as they do; of GPUs that are held for the whole job, the calls."""
-    begin_s, end_s = _begin_s(outcome), outcome.plans[-1].stop_s
-    order = [spec.name for spec in scenario.specs(POLICIES[outcome.policy])]
-    spans: list[tuple[str, float, float | None]] = [(u.function, u.started_s, u.stopped_s) for u in outcome.usage]
-    if POLICIES[outcome.policy].colocated:
-        spans = [(s.function, s.start_s, s.stop_s) for s in outcome.spans]
-    return [
-        Life(name, max(start_s, begin_s) - begin_s, min(end_s if stop_s is None else stop_s, end_s) - begin_s)
-        for name, start_s, stop_s in sorted(spans, key=lambda span: order.index(span[0]))
-        if start_s < end_s and (stop_s is None or stop_s > begin_s)
-    ]
-
-
-def _begin_s(outcome: Outcome) -> float:
-    return outcome.plans[-SHOWN_STEPS:][0].start_s

@@ -53,7 +53,8 @@ def execute(given: Namespace) -> int:
 
 def status(directory: RunDirectory) -> dict[str, Any]:
     """What `print_status` shows, for programs; `metrics`: of the last step."""
-    job, rows, books = directory.job, read_metrics(directory.path / "metrics.jsonl"), read_books(_books(directory))
+    job, path = directory.job, directory.path
+    rows, books = read_metrics(path / "metrics.jsonl"), read_books(path / "cost.json")
     state, reason = state_of(directory, rows)
     return {
         "job": job.name,
@@ -90,15 +91,11 @@ def state_of(directory: RunDirectory, rows: Sequence[Mapping[str, Any]]) -> tupl
     return ("cancelled" if last is not None and last.type == "cancelled" else "stopped"), go_on
 
 
-def _books(directory: RunDirectory) -> Path:
-    return directory.path / "cost.json"
-
-
 def print_status(directory: RunDirectory, console: Console | None = None) -> None:
     """How far the run has come. Raises RunError for files that cannot be read."""
     job = directory.job
     rows = read_metrics(directory.path / "metrics.jsonl")
-    books = read_books(_books(directory))
+    books = read_books(directory.path / "cost.json")
     kind, reason = state_of(directory, rows)
     state = f"running ({reason})" if kind == "running" else f"{kind}: {reason}" if reason else kind
     console = console or Console()

@@ -5,12 +5,8 @@ data root); elsewhere they are the server's, or with --upload the files are sent
 --token-file, from $RLHF_TOKEN, or from runs/.token where a server of this machine keeps it.
 """
 
-import tomllib
 import uuid
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,18 +14,16 @@ import tomli_w
 
 from functions.base.wire import Json
 from orchestrator.api.client import events, post_job, token_headers
+from orchestrator.api.same_origin import is_loopback
 from orchestrator.api.upload import name_absolutely, send_files
-from orchestrator.base.errors import ConfigError
 from orchestrator.commands.arguments import job_file, server
-from orchestrator.job.config import apply_override
+from orchestrator.job.config import read_table
 from orchestrator.session.terminal_view import dollars
 from orchestrator.telemetry.headline import HEADLINES, headline
 from orchestrator.telemetry.validation import validation_names
 
 HELP = "send a job to a server"
 EXAMPLE = "rlhf-orchestrate submit examples/arithmetic/job.toml --follow"
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -43,57 +37,24 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def execute(given: Namespace) -> int:
-    return submit(
-        given.job, given.overrides, url=given.url, token_file=given.token_file, key=given.idempotency_key,
-        follow=given.follow, upload=given.upload,
-    )  # fmt: skip
-
-
-def submit(
-    path: Path,
-    overrides: Sequence[str],
-    *,
-    url: str,
-    token_file: Path | None,
-    key: str | None,
-    follow: bool,
-    upload: bool = False,
-) -> int:
-    """The command's exit code: 0 when the job was taken, or (`follow`) when it has succeeded.
-
-    Raises ConfigError for the job file, Refused with the server's lines, RunError where no server answers.
-    """
-    table = read_table(path, overrides)
-    headers = {"Content-Type": "application/toml", "Idempotency-Key": key or str(uuid.uuid4())}
-    with httpx.Client(base_url=url, headers=token_headers(token_file, url), timeout=30) as client:
-        if upload:
-            send_files(client, table, path.parent)
-        elif urlsplit(url).hostname in LOOPBACK:
-            name_absolutely(table, path.parent)
+    """0 when the job was taken, or (--follow) when it has succeeded."""
+    table = read_table(given.job, given.overrides)  # as it is: the server resolves and checks it
+    headers = {"Content-Type": "application/toml", "Idempotency-Key": given.idempotency_key or str(uuid.uuid4())}
+    token = token_headers(given.token_file, given.url)
+    with httpx.Client(base_url=given.url, headers=token, timeout=30) as client:
+        if given.upload:
+            send_files(client, table, given.job.parent)
+        elif is_loopback(urlsplit(given.url).hostname or ""):
+            name_absolutely(table, given.job.parent)
         job = post_job(client, tomli_w.dumps(table).encode(), headers)
-        print(f"job {job['id']}: {url.rstrip('/')}/v1/jobs/{job['id']}")
-        if not follow:
+        print(f"job {job['id']}: {given.url.rstrip('/')}/v1/jobs/{job['id']}")
+        if not given.follow:
             return 0
         last: Json = {}
-        for event in events(client, job["id"]):
-            last = event
-            line = event_line(event)
-            if line:
+        for last in events(client, job["id"]):
+            if line := event_line(last):
                 print(line, flush=True)
     return 0 if last.get("type") == "finished" else 1
-
-
-def read_table(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """The job file with the overrides, as it is: the server resolves and checks it."""
-    try:
-        table = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
-    for override in overrides:
-        apply_override(table, override)
-    return table
 
 
 def event_line(event: Json) -> str:

@@ -6,9 +6,11 @@ Nothing of the user's is executed: a file is parsed, not imported.
 import ast
 import difflib
 import importlib.util
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from functions.base.names import REPLAYED
 from functions.call.function import FatalError
 from functions.call.train_params import TrainParams
 from functions.reward.code import tests_of
@@ -38,6 +40,23 @@ def check_turns(job: JobConfig, params: TrainParams) -> None:
         raise ConfigError(
             f"algorithm.advantage: 'gigpo' wants rewards of turns, got reward.score = {job.reward.score!r} "
             '(wants "environment")'
+        )
+
+
+def check_replay(job: JobConfig, params: TrainParams) -> None:
+    """Raises ConfigError for a replay of choices that no router makes, or that nobody says."""
+    if job.train.router_replay == "disabled":
+        return
+    kind = json.loads((Path(job.model.path) / "config.json").read_bytes()).get("model_type")
+    if kind not in REPLAYED:
+        raise ConfigError(
+            f"train.router_replay: the model is of type {kind!r} (wants experts whose routing is known: "
+            f"{', '.join(REPLAYED)})"
+        )
+    if params.given or job.rollout.engine != "transformers":
+        got = "a recipe that samples nothing" if params.given else f"{job.rollout.engine!r}"
+        raise ConfigError(
+            f"train.router_replay: got {got} (wants rollout.engine = 'transformers', which says what its routers chose)"
         )
 
 

@@ -265,19 +265,24 @@ def parse_job(table: Mapping[str, Any], *, base: Path, where: str = "job") -> Jo
         raise ConfigError("\n".join(f"{where}: {line}" for line in lines)) from None
 
 
-def load_job(path: Path, overrides: Sequence[str] = ()) -> JobConfig:
-    """Reads a job file and applies `key.path=value` overrides (TOML values; bare words are strings)."""
+def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """A job file with `key.path=value` overrides (TOML values, or words), as it is. Raises ConfigError."""
     try:
         table = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such job file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
     for override in overrides:
         apply_override(table, override)
-    return parse_job(table, base=path.resolve().parent, where=str(path))
+    return table
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> JobConfig:
+    """The job of a file. Raises ConfigError with one line per mistake."""
+    return parse_job(read_table(path, overrides), base=path.resolve().parent, where=str(path))
 
 
 def dump_job(job: JobConfig) -> str:

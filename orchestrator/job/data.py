@@ -207,12 +207,9 @@ class Tokenized:
 
 
 def tokenize(
-    rows: Sequence[Row],
-    encode: Callable[[Row], Sequence[int]],
-    *,
-    max_prompt_length: int,
+    rows: Sequence[Row], encode: Callable[[Row], Sequence[int]], *, max_prompt_length: int,
     over_long: Literal["error", "drop"] = "error",
-) -> Tokenized:
+) -> Tokenized:  # fmt: skip
     """Encodes every prompt. Prompts over `max_prompt_length` tokens are never cut: an error, or dropped and named.
 
     Raises DataError where `encode` raises ValueError (naming the row), where over-long prompts are an error, and where

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from functions.base.chat import Chat
 from functions.base.rows import ground_truths
 from orchestrator.base.errors import ConfigError, DataError
 from orchestrator.job import hub_data
 from orchestrator.job.data import Row, read_rows
 from orchestrator.job.hub import MODEL_FILES, HubId, snapshot
+from orchestrator.job.prompts import load_chat
 
 PROMPT_KEYS = ("prompt", "input", "question", "problem", "query", "instruction", "text")
 """Columns that a prompt is looked for in; the first two need no saying."""
@@ -39,7 +39,7 @@ def draft(name: str, recipe: str, model: str, data: str, beside: Path, *, given:
     """
     directory, model = _model(model, beside)
     (paths, data), held_out = _data(data, beside)
-    chat = _chat(directory)
+    chat = load_chat(directory)
     key, rows = _rows(paths)
     config = _config(directory / "config.json")
     text_config = config.get("text_config", config)
@@ -135,13 +135,6 @@ def _data(data: str, beside: Path) -> tuple[Named, Named | None]:
     except ValueError:  # it has none, or one that is not here
         return train, None
     return train, (held_out.paths, str(HubId(id.repository, id.config, held_out.id.split, id.revision)))
-
-
-def _chat(directory: Path) -> Chat:
-    try:
-        return Chat.load(directory)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _config(file: Path) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """[environment]: what answers the policy's turns, and how a job names it."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -34,11 +33,3 @@ class EnvironmentConfig(Section):
 def environment_of(row: Mapping[str, Any], config: EnvironmentConfig | None) -> str:
     """The name of the environment that a row is for; "": the job's only one."""
     return "" if config is None or "" in config.kinds else str(row.get("environment"))
-
-
-def located(value: str, base: Path) -> str:
-    """Of `<file.py>:<name>`, the file's absolute path."""
-    if ".py:" not in value or "://" in value or value.startswith(SCHEMES):
-        return value
-    file, _, name = value.rpartition(":")
-    return f"{(base / file).resolve()}:{name}"

@@ -1,6 +1,5 @@
 """The functions of a job: which there are, what each is told, what each costs."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from orchestrator.job.config import JobConfig
 from orchestrator.job.roles import ROLES, Role, roles_of
 from orchestrator.planner.base import TAIL, FunctionLimits
 from orchestrator.planner.devices import device, kv_capacity_tokens
-from orchestrator.planner.model_shape import read_shape
+from orchestrator.planner.model_shape import read_shape, text_config
 from orchestrator.platforms.base import FunctionSpec
 
 
@@ -106,7 +105,7 @@ def check_room(job: JobConfig, limits: Mapping[str, FunctionLimits], longest_pro
     longer than what the model was made for.
     """
     rooms = {f"one replica of {name} has room for": limits[name].kv_tokens for name in generators(job)}
-    rooms["the model's context is"] = _context(job)
+    rooms["the model's context is"] = model_context(job)
     longest = longest_prompt + job.rollout.max_response_length
     for what, room in rooms.items():
         if room is not None and longest > room:
@@ -119,7 +118,7 @@ def check_room(job: JobConfig, limits: Mapping[str, FunctionLimits], longest_pro
 
 def check_split(job: JobConfig) -> None:
     """Raises ConfigError for a model that vLLM cannot split over a replica's GPUs: each gets whole attention heads."""
-    heads = _text_config(job).get("num_attention_heads")
+    heads = text_config(Path(job.model.path)).get("num_attention_heads")
     for name in generators(job):
         gpus = job.function(name).gpus
         if gpus > 1 and isinstance(heads, int) and heads % gpus:
@@ -129,14 +128,7 @@ def check_split(job: JobConfig) -> None:
             )
 
 
-def _context(job: JobConfig) -> int | None:
+def model_context(job: JobConfig) -> int | None:
     """None: the model's config names none."""
-    found = _text_config(job).get("max_position_embeddings")
+    found = text_config(Path(job.model.path)).get("max_position_embeddings")
     return found if isinstance(found, int) else None
-
-
-def _text_config(job: JobConfig) -> dict[str, Any]:
-    """Of the policy's language model, where that is a part of it."""
-    config: dict[str, Any] = json.loads((Path(job.model.path) / "config.json").read_bytes())
-    found: dict[str, Any] = config.get("text_config", config)
-    return found

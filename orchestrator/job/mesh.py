@@ -1,6 +1,5 @@
 """Meshes that cannot be, and models that no rank of theirs could hold: said before anything is paid for."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from orchestrator.job.functions import fused, model_directory
 from orchestrator.job.roles import BY_NAME
 from orchestrator.job.sections import OptimConfig
 from orchestrator.planner.devices import device
-from orchestrator.planner.model_shape import read_shape
+from orchestrator.planner.model_shape import read_shape, text_config
 from orchestrator.platforms.base import FunctionSpec
 
 MOST_RANKS = 4096
@@ -35,8 +34,7 @@ def check_meshes(job: JobConfig, specs: Sequence[FunctionSpec]) -> None:
         if not scores and role.kind != "train":
             continue
         directory, lora = model_directory(job, role.model)[1], role.objective == "policy" and job.model.lora_rank > 0
-        config = json.loads((directory / "config.json").read_bytes())
-        config = config.get("text_config", config)
+        config = text_config(directory)
         try:
             mesh.dp(mesh.tp if scores else job.function(name).replicas)
             mesh.check(config, lora=lora)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from orchestrator.job.environment_config import located
+from orchestrator.job.environment_config import SCHEMES
 from orchestrator.job.hub import HubId
 
 PATHS = (("model", "path"), ("data", "train"), ("data", "validation"), ("critic", "path"), ("reference", "path"),
@@ -32,9 +32,13 @@ def resolve(table: dict[str, Any], base: Path) -> None:
 
 
 def _located(value: Any, base: Path) -> Any:
-    """`located` of a name, of several (reward.score) and of several by name (environment.kind)."""
+    """With the absolute path of `<file.py>:<name>`; of several (reward.score) and of several by name (environment.kind)
+    of each."""
     if isinstance(value, list | tuple):
         return [_located(one, base) for one in value]
     if isinstance(value, dict):
         return {name: _located(one, base) for name, one in value.items()}
-    return located(value, base) if isinstance(value, str) else value
+    if not isinstance(value, str) or ".py:" not in value or "://" in value or value.startswith(SCHEMES):
+        return value
+    file, _, name = value.rpartition(":")
+    return f"{(base / file).resolve()}:{name}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from functions.base.chat import Chat
 from functions.base.wire import Json
@@ -54,10 +55,7 @@ class PromptSource:
     @classmethod
     def load(cls, job: JobConfig) -> PromptSource:
         """Reads the job's data with the tokenizer of its model. Raises ConfigError, DataError: one line each."""
-        try:
-            chat = Chat.load(Path(job.model.path), job.data.chat_template_kwargs)
-        except ValueError as error:
-            raise ConfigError(f"model.path: {error}") from error
+        chat = load_chat(Path(job.model.path), job.data.chat_template_kwargs, key="model.path: ")
         if job.data.apply_chat_template and not chat.has_template:
             raise ConfigError(f"data.apply_chat_template: {job.model.path} has no chat template; leave it out")
         key = job.data.prompt_key
@@ -124,6 +122,14 @@ class PromptSource:
 
     def validation(self) -> PromptSet:
         return replace(_prompts(self.held_out, range(len(self.held_out.rows)), 0), asked=self.asked)
+
+
+def load_chat(directory: Path, kwargs: Mapping[str, Any] | None = None, *, key: str = "") -> Chat:
+    """A model's tokenizer and chat template. Raises ConfigError, beginning with `key`."""
+    try:
+        return Chat.load(directory, kwargs)
+    except ValueError as error:
+        raise ConfigError(f"{key}{error}") from error
 
 
 def _prompts(data: Tokenized, at: Sequence[int], first_group: int) -> PromptSet:

@@ -165,6 +165,8 @@ class TrainConfig(OptimConfig):
     """Optimizer steps that one pass over a step's samples is divided into."""
     epochs: int = Field(TrainParams.epochs, ge=1)
     gradient_checkpointing: bool = TrainParams.gradient_checkpointing
+    router_replay: Literal["disabled", "R3"] = "disabled"
+    """R3: of a mixture of experts, each token goes in training through the experts that the rollout's routers chose."""
 
 
 class CriticConfig(OptimConfig):

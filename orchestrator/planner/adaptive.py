@@ -9,11 +9,11 @@ Until `generate` has been observed (or has a prior) there is nothing to decide b
 import contextlib
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from orchestrator.planner.base import (
     ENVIRONMENT,
@@ -42,7 +42,8 @@ from orchestrator.planner.static import StaticPlanner, check
 from orchestrator.planner.tail import ShardState, Tail
 from orchestrator.planner.training import PACES
 
-Array = npt.NDArray[np.float64]
+Kind = Literal["turns", "fused turns", "own"]
+"""Of a step: in turns, one stage after the other or with stages beside generation; or each function on its own GPUs."""
 
 PACES_KEPT = 16
 CHANGE = 1.03
@@ -50,9 +51,9 @@ CHANGE = 1.03
 beside generation in turns: what they wait for there is not all foreseen."""
 HELD = (8, 6, 4)
 """Eighths of a pool that may be held for turns; each makes planning longer."""
-GUESSED = 1.25
-"""Before any length was seen, steps with GPUs for each function go so much further beyond their predictions than steps
-in turns, where none waits for what another one holds (a handful of simulated first steps, most of 7B PPO)."""
+GUESSED: Mapping[Kind, float] = {"turns": 1.0, "fused turns": 1.1, "own": 1.25}
+"""How far steps go beyond their predictions before any length was seen, against those where none waits for what another
+one holds (a handful of simulated first steps, most of 7B PPO)."""
 SLOW = 0.85
 """Quantile of the steps' paces that is slow: a deadline is planned for with it."""
 HAND_OVER_S = 0.005
@@ -77,6 +78,8 @@ class AdaptivePlanner:
         self.lengths = LengthModel()
         self.learned = LearnedCosts(priors, gangs=gangs, shared=pool_gpus is not None)
         self.turns = None if turns is None else LearnedCosts(turns, gangs=gangs, shared=True)
+        if self.turns is not None:
+            self.turns.passes = self.learned.passes  # a recipe's, in turns or not
         self.pool_gpus = pool_gpus
         self.detailed = detailed
         self._static = StaticPlanner(keep_warm=policy.keep)
@@ -85,8 +88,8 @@ class AdaptivePlanner:
         self._begun = False
         """After the first step, in which the platform starts too."""
         self._prewarmed: frozenset[str] = frozenset()
-        self._pace: dict[bool, deque[float]] = {turns: deque(maxlen=PACES_KEPT) for turns in (False, True)}
-        """How long steps took against their predictions, in turns and not; without that before any length was seen,"""
+        self._pace: dict[Kind, deque[float]] = {kind: deque(maxlen=PACES_KEPT) for kind in GUESSED}
+        """How long steps took against their predictions, by kind; without that before any length was seen,"""
         self._guessed = 1.0
         """which is what a kind that was not tried is weighed by."""
         self._episodes = False
@@ -119,7 +122,7 @@ class AdaptivePlanner:
             if guessed:
                 self._guessed = max(1.0, pace)
             else:
-                self._pace[self._last.turns > 0].append(pace)
+                self._pace[_kind(self._last.turns > 0, self._last.overlap)].append(pace)
             if self._last.predicted_cost_usd is not None and observation.cost_usd > 0:
                 predicted["cost"] = (self._last.predicted_cost_usd, observation.cost_usd)
             for name, (was, is_) in predicted.items():
@@ -150,11 +153,13 @@ class AdaptivePlanner:
             waits_s = self._static.episodes.totals(request.prompts, n, request.step)
             policies = tuple(replace(p, cut="never", tail_function=False) for p in (self.policy, TURNS[0]))
         load = Workload(np.repeat(prompt_tokens, n), predicted.samples(n, request.step), n, waits_s)
-        cases = [Case(self._costs(request, self.learned), policies[0], load, request.streamed, self._paces(False))]
+        cases = [Case(self._costs(request, self.learned), policies[0], load, request.streamed, self._paces("own"))]
         if self.turns is not None:
             for held in _held(self._costs(request, self.turns)):
                 ways = policies[1:] if held.pool_gpus == self.pool_gpus else policies[-1:]
-                cases += [Case(held, policy, load, frozenset(), self._paces(True)) for policy in ways]
+                for policy in ways:
+                    paces = self._paces(_kind(True, policy.fuse != "no"))
+                    cases.append(Case(held, policy, load, frozenset(), paces))
         prefixes = Prefixes([p.tokens for p in request.prompts])
         usd = 1.0 if any(f.usd_per_hour > 0 for f in request.functions.values()) else 0.0
         fronts: list[tuple[Case, Outlines]] = []
@@ -186,48 +191,53 @@ class AdaptivePlanner:
         if self.turns is None:
             return point
         turns = _turns(case)
+        kind = _kind(turns > 0, case.policy.fuse != "no")
         if not self.lengths.ewma:
-            factor = 1.0 if turns or self._episodes else GUESSED
+            factor = 1.0 if self._episodes else GUESSED[kind]
         else:
-            factor = self._usual(turns > 0)
+            factor = self._usual(kind)
             if self._last is not None:
-                factor *= CHANGE ** ((self._last.turns != turns) + (turns > 0 and case.policy.fuse != "no"))
+                factor *= CHANGE ** ((self._last.turns != turns) + (kind == "fused turns"))
         return replace(point, time_s=factor * point.time_s, cost_usd=factor * point.cost_usd)
 
-    def _usual(self, turns: bool) -> float:
-        """How steps in turns, or others, go against their predictions, and points are weighed by; what was not tried
-        goes no better than what was, but of episodes: most of their steps is tools, whose answers wait for no GPU."""
+    def _usual(self, kind: Kind) -> float:
+        """How steps of a kind go against their predictions, and points are weighed by; one kind of turns says what the
+        other does, and functions on their own GPUs go no better than what was tried, but in episodes: most of their
+        steps is tools, whose answers wait for no GPU."""
         if self.turns is None:
             return 1.0
-        tried = self._pace[turns]
+        turns = [*self._pace["turns"], *self._pace["fused turns"]]
+        tried = self._pace[kind] or (turns if kind != "own" else [])
         if tried or self._episodes:
             return float(np.median([1.0, 1.0, *tried]))
-        return max(self._guessed, float(np.median([1.0, 1.0, *self._pace[not turns]])))
+        return max(self._guessed, float(np.median([1.0, 1.0, *turns, *self._pace["own"]])))
 
     def _tail(self, states: Sequence[ShardState], case: Case) -> Tail:
         costs = case.costs
         limits, function = costs.limits[GENERATE], costs.tail_function if case.policy.tail_function else None
         return Tail(states, costs.generate, max_batch=limits.max_batch, kv_tokens=limits.kv_tokens, function=function)
 
-    def _paces(self, case_turns: bool) -> Sequence[float]:
+    def _paces(self, kind: Kind) -> Sequence[float]:
         """How steps went against their predictions: a low, a middle and a high one."""
-        if len(self._pace[case_turns]) < PACES_KEPT // 2:
+        if len(self._pace[kind]) < PACES_KEPT // 2:
             return PACES
-        return [float(q) for q in np.quantile(np.array(self._pace[case_turns]), (0.15, 0.5, SLOW))]
+        return [float(q) for q in np.quantile(np.array(self._pace[kind]), (0.15, 0.5, SLOW))]
 
     def _choose(self, points: Sequence[CurvePoint], predicted: Sequence[CurvePoint]) -> int:
         """The place of the point that meets the goal, with the margin where one does; the fastest of those that do as
-        `predicted`, where none does as steps went. Before any length was seen no prediction says whether a deadline or
-        a budget will be met: the knee.
+        `predicted`, where none does as steps went, or that would if they went as well as steps may (PACES). Before any
+        length was seen no prediction says whether a deadline or a budget will be met: the knee.
         """
         if self.policy.replicas == "goal":
             limited = self.goal.deadline_s is not None or self.goal.budget_usd is not None
             if limited and not self.lengths.ewma:
                 return choose(points, Goal())
-            for goal in (self._goal(), self.goal):
+            fastest = replace(self.goal, objective="speed")
+            late = replace(fastest, deadline_s=self.goal.deadline_s and self.goal.deadline_s / PACES[0])
+            for among, goal in ((points, self._goal()), (points, self.goal), (predicted, fastest), (predicted, late)):
                 with contextlib.suppress(Unmet):
-                    return choose(points, goal)
-            return choose(predicted, replace(self.goal, objective="speed"))
+                    return choose(among, goal)
+            return choose(predicted, fastest)
         full = max(points, key=lambda p: p.replicas)
         if self.policy.replicas == "all":
             return points.index(full)
@@ -339,7 +349,9 @@ class AdaptivePlanner:
         return Costs(
             generate=generate,
             followers={
-                name: cost.times(learned.passes(name)) for name, cost in known.items() if name not in learned.gangs
+                name: cost.times(learned.passes.get(name, 1))
+                for name, cost in known.items()
+                if name not in learned.gangs
             },
             trainers={name: cost for name, cost in known.items() if name in learned.gangs},
             start_s={name: learned.start_s(name) for name in request.functions},
@@ -363,6 +375,10 @@ class AdaptivePlanner:
 def _turns(case: Case) -> int:
     """GPUs that are held for turns."""
     return case.costs.pool_gpus or 0 if case.policy.colocated else 0
+
+
+def _kind(turns: bool, fused: bool) -> Kind:
+    return "own" if not turns else "fused turns" if fused else "turns"
 
 
 def _held(costs: Costs) -> list[Costs]:

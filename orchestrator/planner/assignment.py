@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array, Numbers
 from orchestrator.planner.latency import GenerateCost, kv_token_steps
 from orchestrator.planner.scaling import Unmet
 from orchestrator.planner.static import balance
-
-Array = npt.NDArray[np.float64]
 
 TARGETS = 24
 """Times for which runs are filled."""
@@ -30,7 +28,7 @@ TARGETS = 24
 class Workload:
     """The samples of a step, by prompt row, longest predicted first (`order`). Lengths in tokens, [P] each."""
 
-    order: npt.NDArray[np.int64]
+    order: Numbers
     prompt_tokens: Array
     """Of each prompt; tokens of a head that all prompts share are counted in `head_tokens` alone."""
     mean: Array
@@ -192,7 +190,7 @@ def shards(load: Workload, runs: Sequence[Run]) -> list[list[int]]:
     return [numbers[run.start : run.stop].tolist() for run in runs]
 
 
-def together(mean: Array, families: npt.NDArray[np.int64], bins: int) -> list[list[int]]:
+def together(mean: Array, families: Numbers, bins: int) -> list[list[int]]:
     """Prompts [P] to at most `bins` bins of about equal predicted tokens, those of one family in as few as can be.
 
     A family of about k bins' share of all tokens is k units, others are one; units are dealt out longest first.

@@ -213,12 +213,9 @@ class PastStep:
 class Planner(Protocol):
     def plan(self, request: StepRequest) -> StepPlan:
         """The plan of a step. Raises ValueError for a request that cannot be met, saying by how much."""
-        ...
 
     def observe(self, observation: StepObservation) -> dict[str, float]:
         """Learns from a finished step; returns `planner/*` metrics (prediction errors of the plan before it)."""
-        ...
 
     def recall(self, past: PastStep, cap: int) -> None:
         """Learns what it would have learned had it planned that step; `cap`: max_response_length."""
-        ...

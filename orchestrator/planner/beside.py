@@ -4,16 +4,14 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array
 from orchestrator.planner.case import Case
 from orchestrator.planner.fusion import Follower, Parts, StreamedStage, replica_counts
 from orchestrator.planner.generation import Generations
 from orchestrator.planner.room import Room
 from orchestrator.planner.scaling import best
 from orchestrator.planner.training import Batch
-
-Array = npt.NDArray[np.float64]
 
 
 def followers(case: Case, steps: Generations, parts: Parts, room: Room) -> dict[str, Follower]:
@@ -73,5 +71,4 @@ def awaited_s(steps: Generations, batch: Batch, per_prompt: int) -> Array:
     """So many groups cannot be whole before the tail has its replicas: whoever waits for them comes after those. [R]"""
     count = batch.ready_s.shape[1]
     groups = np.minimum(count - steps.cut_below // per_prompt + 1, count - 1)
-    found: Array = np.take_along_axis(np.sort(batch.ready_s, axis=1), groups[:, None], axis=1)[:, 0]
-    return found
+    return np.take_along_axis(np.sort(batch.ready_s, axis=1), groups[:, None], axis=1)[:, 0]

@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array, Flags
 from orchestrator.planner.base import GENERATE
 from orchestrator.planner.costs import Costs
 from orchestrator.planner.policies import Policy
 from orchestrator.planner.scaling import EXCHANGES, HURRY
 from orchestrator.planner.training import PACES, Batch
-
-Array = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -104,8 +101,7 @@ class After:
 
     def last_s(self, hurries: Flags) -> Array:
         """Of training after the last sample."""
-        found: Array = np.where(hurries, self.late_s, self.whole_s)
-        return found
+        return np.where(hurries, self.late_s, self.whole_s)
 
     @classmethod
     def of(cls, case: Case, tokens: float) -> After:

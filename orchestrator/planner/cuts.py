@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array, Numbers
 from orchestrator.planner.base import GENERATE, TAIL
 from orchestrator.planner.case import Case
 from orchestrator.planner.scaling import worth
 from orchestrator.planner.tail import Tail, TailChoice
-
-Array = npt.NDArray[np.float64]
 
 WORKED_OUT = 3
 """Cuts whose tail goes on with the tail function, for each exchange."""
@@ -23,7 +21,7 @@ class Dealt:
     def __init__(self, shards: Sequence[Sequence[int]], end: Tail, waits_s: Array | None = None) -> None:
         """`waits_s` [S]: for how long each sample waits for answers, beside its decoding."""
         self.shards, self.end, self.waits_s = shards, end, waits_s
-        self._finished: dict[tuple[str, int, int], tuple[Array, npt.NDArray[np.int64]]] = {}
+        self._finished: dict[tuple[str, int, int], tuple[Array, Numbers]] = {}
 
     @cached_property
     def moved(self) -> list[TailChoice]:
@@ -33,7 +31,7 @@ class Dealt:
     def to_function(self) -> list[TailChoice]:
         return self.end.to_function()
 
-    def finish(self, tail: TailChoice) -> tuple[Array, npt.NDArray[np.int64]]:
+    def finish(self, tail: TailChoice) -> tuple[Array, Numbers]:
         """When each sample is finished, ascending, and which it is. [S] each"""
         key = (tail.function, tail.cut_below, tail.migrate_to)
         if key not in self._finished:
@@ -118,8 +116,7 @@ class Cuts:
             own_s = half_gpu_s / ranks
             ends_s = np.maximum(at_s + after.stream_start_s + own_s + after.stream_gpu_s / ranks, time_s) + own_s
             found = np.where(free > beside, np.minimum(found, ends_s), found)
-        least: Array = np.maximum(found, (generate_gpu_s + after.follow_gpu_s + after.stream_gpu_s) / pool)
-        return least
+        return np.maximum(found, (generate_gpu_s + after.follow_gpu_s + after.stream_gpu_s) / pool)
 
     def _saturation(self, end: Tail) -> int:
         """RLHFuse's BS_max: samples at which the batch makes a decode step a quarter slower than it is for one."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
 from orchestrator.planner.assignment import Filler, Workload, makespan_s, sweep, together
 from orchestrator.planner.assignment import shards as shards_of
@@ -19,8 +18,6 @@ from orchestrator.planner.prefixes import Prefixes
 from orchestrator.planner.scaling import best
 from orchestrator.planner.static import balance
 from orchestrator.planner.tail import ShardState
-
-Array = npt.NDArray[np.float64]
 
 EIGHTHS = (8, 4, 2)
 """Of the replicas, that equal work is dealt to where training streams: others leave it room."""

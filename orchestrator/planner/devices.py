@@ -48,21 +48,10 @@ DEVICES: dict[str, Device] = {
         Device("H100", 989.5, 3.35, 80, 0.45, 0.63, 0.43, 12.29, f"{_VENDOR}; {_DECODE}; price p5.48xlarge / 8"),
         Device("H200", 989.5, 4.8, 141, 0.45, 0.63, 0.43, None, f"{_VENDOR} (H100's); {_ASSUMED}; no price on record"),
         Device("A100", 312.0, 2.039, 80, 0.38, 0.63, 0.43, 5.12, f"{_VENDOR}; {_ASSUMED}; price p4de.24xlarge / 8"),
-        Device(
-            "L40S",
-            362.0,
-            0.864,
-            48,
-            0.32,
-            0.67,
-            0.48,
-            3.77,
-            f"{_VENDOR}; {_DECODE}; price g6e.48xlarge / 8; {_PCIE}",
-            20e-6,
-            1.65e-10,
-        ),
+        Device("L40S", 362.0, 0.864, 48, 0.32, 0.67, 0.48, 3.77,
+               f"{_VENDOR}; {_DECODE}; price g6e.48xlarge / 8; {_PCIE}", 20e-6, 1.65e-10),
     )
-}
+}  # fmt: skip
 
 
 def device(name: str) -> Device:

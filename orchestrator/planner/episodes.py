@@ -11,12 +11,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array
 from orchestrator.planner.base import Prompt, Resume, Waits
 from orchestrator.planner.latency import GenerateCost
-
-Array = npt.NDArray[np.float64]
 
 KEPT = 4096
 """Of each environment: the latest steps' quantiles (planner/lengths.py keeps as many ratios)."""

@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array, Flags, Numbers
 from orchestrator.planner.latency import WorkCost
-
-Array = npt.NDArray[np.float64]
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class StreamedStage:
     """What a stage makes of micro-batches on any number of replicas, which take `start_s` to start: by the first
     micro-batch, or ahead of it (`prewarmed` [R])."""
 
-    def __init__(self, parts: Parts, cost: WorkCost, start_s: float, prewarmed: npt.NDArray[np.bool_]) -> None:
+    def __init__(self, parts: Parts, cost: WorkCost, start_s: float, prewarmed: Flags) -> None:
         self.parts, self.first_s = parts, cost.first_s
         self.start_s, self.ahead_s = start_s, start_s * prewarmed
         self.counts = np.count_nonzero(parts.sizes, axis=1)

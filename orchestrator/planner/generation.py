@@ -5,14 +5,11 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array, Numbers
 from orchestrator.planner.case import Case
 from orchestrator.planner.cuts import Dealt
 from orchestrator.planner.tail import TailChoice
-
-Array = npt.NDArray[np.float64]
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array
 from orchestrator.planner.devices import Device, ModelShape
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,7 @@ class WorkCost:
 
 def kv_token_steps(prompt_tokens: Array, response_tokens: Array) -> Array:
     """Tokens of keys and values that each sample's decode steps read, added up: P L + L^2 / 2. [S]"""
-    product: Array = prompt_tokens * response_tokens + 0.5 * response_tokens**2
-    return product
+    return prompt_tokens * response_tokens + 0.5 * response_tokens**2
 
 
 def generate_prior(
@@ -172,8 +169,7 @@ class LinearFit:
         """Seconds for rows x [R, features]. Raises ValueError before there is a prior or an observation."""
         if self.theta is None:
             raise ValueError("no prior and nothing observed: this function's time cannot be predicted yet")
-        result: Array = x @ self.theta
-        return result
+        return x @ self.theta
 
     def _solve(self) -> Array:
         gram, moment = self.gram.copy(), self.moment.copy()
@@ -201,5 +197,4 @@ class LinearFit:
 def relative_errors(predicted: Array, measured: Array) -> Array:
     """|predicted - measured| / measured, where something was measured. [<= R]"""
     at = measured > 0
-    errors: Array = np.abs(predicted[at] - measured[at]) / measured[at]
-    return errors
+    return np.abs(predicted[at] - measured[at]) / measured[at]

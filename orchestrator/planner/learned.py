@@ -5,12 +5,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array
 from orchestrator.planner.base import GENERATE, TAIL, CallObservation
 from orchestrator.planner.latency import GenerateCost, LinearFit, WorkCost, relative_errors
-
-Array = npt.NDArray[np.float64]
 
 STARTS_KEPT = 64
 _COUNTS = ("prefill_tokens", "prefill_s", "decode_tokens", "decode_steps", "decode_s")
@@ -40,7 +38,8 @@ class LearnedCosts:
         self.shared = shared
         self._generators = {GENERATE: GenerateFit(self.priors.generate), TAIL: GenerateFit(self.priors.tail)}
         self._work = {f: LinearFit(*_features(f in self.gangs, c)) for f, c in self.priors.work.items()}
-        self._passes: dict[str, int] = {}
+        self.passes: dict[str, int] = {}
+        """How often a sample goes through a function in a step: twice where it also says what the actor thinks."""
         self._last: dict[str, set[float]] = {}
         """Values of WorkCost's last count that were seen: a single one says no more than the call's own seconds."""
         self._starts: dict[str, deque[float]] = {}
@@ -61,10 +60,6 @@ class LearnedCosts:
         call, sample, token, last = (float(v) for v in fit.theta)
         gang = function in self.gangs
         return WorkCost(call, sample, token, last if gang else 0.0, 0.0 if gang else last)
-
-    def passes(self, function: str) -> int:
-        """How often a sample goes through `function` in a step: twice where it also says what the actor thinks."""
-        return self._passes.get(function, 1)
 
     def starts_s(self, function: str) -> Sequence[float]:
         """Recent cold starts; before the first, the prior. In a shared pool a start also waits for room, which says
@@ -111,7 +106,7 @@ class LearnedCosts:
                 made = longest_ranks([c for c in made if all(count in c.stats for count in _WORK)])
                 errors = self._observe_work(function, made) if made else np.zeros(0)
                 if made and len(lengths):
-                    self._passes[function] = max(1, round(sum(c.stats["samples"] for c in made) / len(lengths)))
+                    self.passes[function] = max(1, round(sum(c.stats["samples"] for c in made) / len(lengths)))
             if len(errors):
                 metrics[f"planner/error/{function}"] = float(np.median(errors))
         return metrics

@@ -12,18 +12,15 @@ of all sources while a source has few prompts. With no history at all any order 
 (what is not known of a positive number is its scale: Jeffreys' prior, uniform in ln L).
 """
 
-import bisect
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array, Flags
 from orchestrator.planner.base import Prompt
-
-Array = npt.NDArray[np.float64]
 
 RATIOS_KEPT = 4096
 DEALS = 5
@@ -36,7 +33,7 @@ class Prediction:
     """Of one step. `mean` [P]: predicted mean length of each prompt's responses, in tokens, within [1, cap]."""
 
     mean: Array
-    seen: npt.NDArray[np.bool_]
+    seen: Flags
     """[P]: from the prompt's own history."""
     ratios: Array
     """Sorted actual / predicted of recent samples whose prompt had been seen before."""
@@ -66,8 +63,7 @@ class Prediction:
         for rows, ratios in ((seen, self.ratios), (~seen, self.unseen_ratios)):
             if count := int(rows.sum()):
                 lengths[rows] *= ratios[((dice.permutation(count) + 0.5) / count * len(ratios)).astype(np.int64)]
-        clipped: Array = np.clip(lengths, 1.0, float(self.cap))
-        return clipped
+        return np.clip(lengths, 1.0, float(self.cap))
 
 
 def _longest_mean(lengths: Array) -> float:
@@ -137,16 +133,14 @@ class LengthModel:
         return Prediction(mean, seen, known, cap, new if len(new) else known)
 
     def observe(self, lengths: Mapping[int, Sequence[int]]) -> dict[str, float]:
-        """Learns from a step's response lengths by prompt_id; returns the quality of what was predicted for them."""
+        """Learns from a step's response lengths by prompt_id; returns how what was predicted goes with them."""
         actual = {i: float(np.mean(values)) for i, values in lengths.items() if len(values)}
         pairs = [(self._predicted[i], value) for i, value in actual.items() if i in self._predicted]
         metrics: dict[str, float] = {}
         if len(pairs) >= 2:
-            predicted, measured = (np.array(v) for v in zip(*pairs, strict=True))
-            metrics = {
-                "planner/length_tau": kendall_tau(predicted, measured),
-                "planner/length_decile_recall": longest_decile_recall(predicted, measured),
-            }
+            predicted, measured = np.log(np.maximum(np.array(pairs).T, 1.0))
+            varied = bool(np.ptp(predicted) and np.ptp(measured))
+            metrics["planner/length_r"] = float(np.corrcoef(predicted, measured)[0, 1]) if varied else 0.0
         for values in lengths.values():
             if len(values) > 1:  # a sample is part of its group's mean, which makes it look closer than a new one is
                 centre, wider = float(np.mean(values)), (len(values) / (len(values) - 1)) ** 0.5
@@ -180,41 +174,3 @@ class LengthModel:
             x = np.column_stack((np.ones(len(table)), table[:, 0]))
             self._by_source.setdefault(source, _Source()).observe(x, table[:, 1])
             self._all.observe(x, table[:, 1])
-
-
-def kendall_tau(x: Array, y: Array) -> float:
-    """Kendall's tau-b (with ties), O(n log n) comparisons. 0 when one side has no order at all.
-
-    tau_b = (concordant - discordant) / sqrt((pairs - ties in x) (pairs - ties in y))
-    """
-    n = len(x)
-    order = np.lexsort((y, x))
-    xs, ys = x[order], y[order]
-    before: list[float] = []
-    score = 0
-    start = 0
-    for stop in [*(np.flatnonzero(np.diff(xs)) + 1).tolist(), n]:
-        tied = ys[start:stop].tolist()
-        for value in tied:
-            score += bisect.bisect_left(before, value) - (len(before) - bisect.bisect_right(before, value))
-        for value in tied:
-            bisect.insort(before, value)
-        start = stop
-    pairs = n * (n - 1) // 2
-    norm = float(pairs - _ties(x)) * float(pairs - _ties(y))
-    return score / norm**0.5 if norm > 0 else 0.0
-
-
-def _ties(values: Array) -> int:
-    counts = np.unique(values, return_counts=True)[1]
-    return int((counts * (counts - 1) // 2).sum())
-
-
-def longest_decile_recall(predicted: Array, measured: Array) -> float:
-    """Share of the longest tenth (at least one) that the prediction has among its longest tenth."""
-    k = max(1, len(measured) // 10)
-    return len(_longest(predicted, k) & _longest(measured, k)) / k
-
-
-def _longest(values: Array, k: int) -> set[int]:
-    return set(np.argsort(-values, kind="stable")[:k].tolist())

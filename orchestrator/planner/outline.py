@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array, Flags, Numbers
 from orchestrator.planner.base import GENERATE, TAIL, PlannedStage
 from orchestrator.planner.beside import awaited_s, followers, ready
 from orchestrator.planner.case import Case
@@ -30,10 +30,6 @@ from orchestrator.planner.room import Room
 from orchestrator.planner.scaling import best, worth
 from orchestrator.planner.tail import TailChoice
 from orchestrator.planner.training import Batch, Gangs, Trainer
-
-Array = npt.NDArray[np.float64]
-Numbers = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 RIVALS = 1.25
 """How far a way may be behind the best one, in what is minimised, before only its most promising cut is worked out."""

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-Tokens = npt.NDArray[np.int64]
+from orchestrator.planner.arrays import Numbers
+
 WORTH = 16
 """Tokens of a head that are worth keeping prompts together for."""
 
@@ -48,11 +48,11 @@ class Prefixes:
         """Tokens that all begin with alike."""
         return int(self.common[1:].min()) if len(self.common) > 1 else int(self.lengths.sum())
 
-    def tokens(self, rows: npt.NDArray[np.int64]) -> int:
+    def tokens(self, rows: Numbers) -> int:
         """Tokens to compute for these prompts (each named once) where every distinct prefix is computed once."""
         return int(self.tokens_of(rows, np.zeros(len(rows), np.int64), 1)[0])
 
-    def tokens_of(self, rows: npt.NDArray[np.int64], shard: npt.NDArray[np.int64], shards: int) -> Tokens:
+    def tokens_of(self, rows: Numbers, shard: Numbers, shards: int) -> Numbers:
         """The same of each shard; a prompt may be named more than once. [shards]"""
         places = self.rank[rows]
         order = np.lexsort((places, shard))
@@ -61,7 +61,7 @@ class Prefixes:
         own[alike + 1] -= self._between(places[alike], places[alike + 1])
         return np.bincount(shard, own, shards).astype(np.int64)
 
-    def _between(self, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _between(self, first: Numbers, last: Numbers) -> Numbers:
         """Common prefix of the prompts at places first <= last: the least of common[first + 1 .. last]."""
         level = np.frexp(last - first)[1] - 1  # floor of the logarithm; of one prompt named twice -1
         found = self._whole[first]
@@ -71,13 +71,12 @@ class Prefixes:
             found[at] = np.minimum(table[first[at] + 1], table[last[at] - (1 << k) + 1])
         return found
 
-    def families(self) -> npt.NDArray[np.int64]:
+    def families(self) -> Numbers:
         """[P]: prompts with one number share a head that is longer than what all prompts share by WORTH tokens."""
         begins = self.common <= self.head + WORTH
         begins[:1] = True
         number = np.cumsum(begins) - 1
-        families: npt.NDArray[np.int64] = number[self.rank]
-        return families
+        return number[self.rank]
 
 
 def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:

@@ -3,15 +3,11 @@
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array, Flags, Numbers
 from orchestrator.planner.base import GENERATE
 from orchestrator.planner.case import Case
 from orchestrator.planner.training import Gangs
-
-Array = npt.NDArray[np.float64]
-Numbers = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 
 def prewarm_at_s(first_use_s: float, start_seconds: Sequence[float], *, quantile: float = 0.9) -> float:

@@ -3,16 +3,13 @@
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array, Numbers
 from orchestrator.planner.base import GENERATE
 from orchestrator.planner.case import Case
 from orchestrator.planner.room import Room
 from orchestrator.planner.scaling import best, worth
 from orchestrator.planner.training import Batch, Gangs, at_once, rank_counts, streamed
-
-Array = npt.NDArray[np.float64]
-Numbers = npt.NDArray[np.int64]
 
 BEAM = 4
 

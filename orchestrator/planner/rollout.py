@@ -11,11 +11,9 @@ With more samples than slots each waits for the slot that is free first (`queued
 import heapq
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array
 from orchestrator.planner.latency import GenerateCost, kv_token_steps
-
-Array = npt.NDArray[np.float64]
 
 
 def finish_times_s(
@@ -34,8 +32,7 @@ def finish_times_s(
     held += prompt_left * lengths + 0.5 * left * lengths**2
     begin_s = cost.call_s + cost.prefill_token_s * np.expand_dims(prefill_tokens, -1)
     steps = np.maximum(lengths, tokens / max_batch)  # no more than their lengths where each has a slot
-    times: Array = begin_s + cost.step_s * steps + cost.sequence_s * tokens + cost.kv_token_s * held
-    return times
+    return begin_s + cost.step_s * steps + cost.sequence_s * tokens + cost.kv_token_s * held
 
 
 def queued(

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
-Numbers = npt.NDArray[np.int64]
+from orchestrator.planner.arrays import Array, Flags, Numbers
 
 
 class Room:
@@ -101,12 +99,12 @@ class Room:
         found: Array = self._free_s[..., sizes]
         return found if self._promised_s is None else np.maximum(found, self._promised_s[..., sizes])
 
-    def fits(self, gpus: Sequence[int]) -> npt.NDArray[np.bool_]:
+    def fits(self, gpus: Sequence[int]) -> Flags:
         """Whether so many are free at any time beside what is promised. [R, N]"""
         if self.gpus is None or self._promised_s is None:
             return np.ones((1, len(gpus)), np.bool_)
         places = np.minimum(gpus, self.gpus + 1)
-        found: npt.NDArray[np.bool_] = (self._promised_s[:, places] == 0.0) | (self._promises[0] == 0)[:, None]
+        found: Flags = (self._promised_s[:, places] == 0.0) | (self._promises[0] == 0)[:, None]
         return found
 
 

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array, Numbers
 from orchestrator.planner.base import CurvePoint
-
-Array = npt.NDArray[np.float64]
 
 EXCHANGES = (1e-3, 0.3, 1.0, 1e3)
 """Per cent of cost that one per cent of time is worth: next to nothing, some, as much, next to everything."""
@@ -39,10 +37,10 @@ def worth(exchange: Array | float, time_s: Array, cost: Array) -> Array:
     return found
 
 
-def best(exchange: Array, time_s: Array, cost: Array) -> npt.NDArray[np.int64]:
+def best(exchange: Array, time_s: Array, cost: Array) -> Numbers:
     """Where in the last axis the best is, the first of equals. What differs by rounding is equal. `exchange` [...]"""
     value = worth(exchange[..., None], time_s, cost)
-    found: npt.NDArray[np.int64] = (value <= value.min(axis=-1, keepdims=True) + ROUNDING).argmax(axis=-1)
+    found: Numbers = (value <= value.min(axis=-1, keepdims=True) + ROUNDING).argmax(axis=-1)
     return found
 
 

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array, Numbers
 from orchestrator.planner.base import GENERATE, TAIL
 from orchestrator.planner.fusion import replica_counts
 from orchestrator.planner.latency import GenerateCost, kv_token_steps
 from orchestrator.planner.rollout import finish_times_s, queued
 
-Array = npt.NDArray[np.float64]
 FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 """Shares of the step's samples that are compared as thresholds."""
 TAIL_FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 0.9)
@@ -42,7 +42,7 @@ class ShardState:
     finish_s: Array
     begin_s: float
     """End of its prefill."""
-    numbers: npt.NDArray[np.int64]
+    numbers: Numbers
     """Of each sample in the step."""
     starts: Array
     """Decode steps of the shard before each is let in; 0: it has a slot from the beginning."""
@@ -50,13 +50,12 @@ class ShardState:
     @property
     def steps(self) -> Array:
         """Of the shard, until each is done."""
-        ends: Array = self.starts + self.lengths
-        return ends
+        return self.starts + self.lengths
 
     @classmethod
     def of(
         cls, prompt_tokens: Array, lengths: Array, cost: GenerateCost, max_batch: int, prefill_tokens: float,
-        numbers: npt.NDArray[np.int64] | None = None,
+        numbers: Numbers | None = None,
     ) -> ShardState:  # fmt: skip
         """Samples in the order in which they take a slot. `numbers` None: 0, 1, ..."""
         named = np.arange(len(lengths)) if numbers is None else numbers
@@ -71,7 +70,7 @@ class ShardState:
     @classmethod
     def together(
         cls, prompt_tokens: Sequence[Array], lengths: Sequence[Array], cost: GenerateCost, max_batch: int,
-        prefill_tokens: Sequence[float], numbers: Sequence[npt.NDArray[np.int64]],
+        prefill_tokens: Sequence[float], numbers: Sequence[Numbers],
     ) -> list[ShardState]:  # fmt: skip
         """Of several shards, none of which has more samples than slots."""
         sizes = np.array([len(shard) for shard in numbers])
@@ -125,13 +124,13 @@ class TailFunction:
 class _Flat:
     """The samples of all shards, shard after shard. [S] but for the offsets"""
 
-    begins: npt.NDArray[np.int64]
+    begins: Numbers
     """Of each shard."""
-    sizes: npt.NDArray[np.int64]
+    sizes: Numbers
     prompt_tokens: Array
     lengths: Array
     finish_s: Array
-    numbers: npt.NDArray[np.int64]
+    numbers: Numbers
     starts: Array
     steps: Array
     before_s: Array
@@ -151,7 +150,7 @@ class _Flat:
         before_s[begins], before[begins] = [s.begin_s for s in shards], 0.0
         return cls(begins, sizes, prompt_tokens, lengths, finish_s, numbers, starts, steps, before_s, before)
 
-    def left_at(self, time_s: float) -> tuple[Array, Array, npt.NDArray[np.int64]]:
+    def left_at(self, time_s: float) -> tuple[Array, Array, Numbers]:
         """Of the samples unfinished then: tokens held (prompt and response so far), tokens to come, numbers.
 
         Progress is linear between finishes.
@@ -198,7 +197,7 @@ class Leftover:
     open_shards: int
     held: Array
     more: Array
-    numbers: npt.NDArray[np.int64]
+    numbers: Numbers
     stopped_s: float
     """Replica-seconds until then, of all shards."""
 
@@ -315,7 +314,7 @@ class Tail:
                 )  # fmt: skip
         return found
 
-    def finish(self, choice: TailChoice) -> tuple[Array, npt.NDArray[np.int64]]:
+    def finish(self, choice: TailChoice) -> tuple[Array, Numbers]:
         """When each sample is finished under that choice, ascending, and which it is. [samples] each"""
         times, numbers = self._flat.finish_s, self._flat.numbers
         left = self.leftover(choice.cut_below)

@@ -20,10 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array, Flags, Numbers
 from orchestrator.planner.latency import WorkCost
-
-Array = npt.NDArray[np.float64]
-Numbers = npt.NDArray[np.int64]
 
 PACES = (0.85, 1.0, 1.15)
 """How long generation takes against its prediction, until there is experience."""
@@ -103,20 +101,18 @@ class Gangs:
     call_s: Array
     end_s: Array
     mean_end_s: Array
-    early: npt.NDArray[np.bool_]
+    early: Flags
     """Called before all samples are there."""
-    tied: npt.NDArray[np.bool_]
+    tied: Flags
     """Opened when so many groups are whole."""
 
     @property
     def replica_s(self) -> Array:
-        paid: Array = self.counts * (self.end_s - self.open_s)
-        return paid
+        return self.counts * (self.end_s - self.open_s)
 
     @property
     def mean_replica_s(self) -> Array:
-        paid: Array = self.counts * (self.mean_end_s - self.open_s)
-        return paid
+        return self.counts * (self.mean_end_s - self.open_s)
 
     def beside(self, other: Gangs) -> Gangs:
         """Both; its own first in the last axis."""
@@ -147,7 +143,7 @@ class Gangs:
 
 def at_once(
     batch: Batch, cost: WorkCost, counts: Sequence[int], *, ready_s: Array, start_s: float, rooms_s: Array,
-    ahead: npt.NDArray[np.bool_], loads: bool,
+    ahead: Flags, loads: bool,
 ) -> Gangs:  # fmt: skip
     """All samples at `ready_s` [R, B]; [R, B, N, 1]. `rooms_s` [R, B, N]: when there is room. `ahead` [R]: the replicas
     start before that, where there is room; `loads`: and load what they need, which is taken to be half of the call's

@@ -1,12 +1,5 @@
 """The interface of every platform. Times are the running event loop's (`loop.time()`), in seconds.
 
-    deploy(specs)          functions become known, at zero replicas
-    scale(name, n)         n replicas wanted from now on; returns at once
-    call(name, call)       one attempt at a call on a free replica: events as they come
-    replicas()             what exists now
-    usage()                what was paid for until now
-    close()                everything goes to zero
-
 A replica is paid for from the moment it is started (scheduled) until it is gone; a function at zero costs nothing.
 """
 
@@ -83,14 +76,12 @@ class CallLost(Exception):
 class Platform(Protocol):
     async def deploy(self, specs: Sequence[FunctionSpec]) -> None:
         """Makes the functions callable, at zero replicas. Raises PlatformError. Deploying again replaces the specs."""
-        ...
 
     async def scale(self, function: str, replicas: int) -> None:
         """Asks for `replicas` replicas (0..max_replicas; PlatformError outside), without waiting for them.
 
         Fewer than now: idle ones go first, at once. A busy one goes when its call has ended; it is never killed.
         """
-        ...
 
     def call(self, function: str, call: Call) -> AsyncIterator[Event]:
         """One attempt on a replica that has no call open; waits for one while at least one is wanted.
@@ -98,16 +89,12 @@ class Platform(Protocol):
         Yields the function's events in order; ends after `done` or `error`. Raises CallLost when the stream ends
         before that. Closing the iterator cancels the attempt at the function.
         """
-        ...
 
     def replicas(self) -> list[Replica]:
         """The replicas that exist now, those starting and draining included."""
-        ...
 
     def usage(self) -> list[Usage]:
         """The lives of all replicas since `deploy`, ended ones included, in order of their start."""
-        ...
 
     async def close(self) -> None:
         """Everything to zero, at once; open calls end in CallLost. Safe to call twice."""
-        ...

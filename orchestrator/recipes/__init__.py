@@ -19,25 +19,10 @@ from orchestrator.recipes.safe_rlhf import safe_rlhf
 RECIPES: dict[str, Recipe] = {
     r.name: r
     for r in (
-        ppo,
-        grpo,
-        dr_grpo,
-        rloo,
-        remax,
-        reinforce_plus_plus,
-        reinforce_plus_plus_baseline,
-        dapo,
-        gspo,
-        gigpo,
-        cispo,
-        safe_rlhf,
-        distillation,
-        topk_distillation,
-        sft,
-        dpo,
-        reward_model,
+        ppo, grpo, dr_grpo, rloo, remax, reinforce_plus_plus, reinforce_plus_plus_baseline, dapo, gspo, gigpo, cispo,
+        safe_rlhf, distillation, topk_distillation, sft, dpo, reward_model,
     )
-}
+}  # fmt: skip
 
 
 def find_recipe(name: str) -> Recipe:

@@ -43,14 +43,9 @@ class Recipe:
 
 
 def recipe(
-    *,
-    paper: str,
-    models: tuple[str, ...] = ("actor",),
-    options: Mapping[str, Any] | None = None,
-    given: tuple[str, ...] = (),
-    product: str = "actor",
-    **settings: Any,
-) -> Callable[[Dataflow], Recipe]:
+    *, paper: str, models: tuple[str, ...] = ("actor",), options: Mapping[str, Any] | None = None,
+    given: tuple[str, ...] = (), product: str = "actor", **settings: Any,
+) -> Callable[[Dataflow], Recipe]:  # fmt: skip
     """Makes a dataflow function a Recipe of the function's name."""
 
     def decorate(dataflow: Dataflow) -> Recipe:

@@ -185,7 +185,8 @@ class Ledger:
         self._executions = before.executions + 1
         self._closed_s = now_s
         self._closed: Costs = {}
-        self._books = self.count([], now_s)
+        self.books = self.count([], now_s)
+        """As of the last `update` or `close_step`."""
 
     def count(self, usage: Sequence[Usage], now_s: float) -> Books:
         """The books at `now_s`; nothing is written."""
@@ -193,11 +194,6 @@ class Ledger:
         rise = {name: cost - self._closed.get(name, Cost()) for name, cost in self._now.items()}
         step = self._left + StepCost(self._left.step, now_s - self._closed_s, rise)
         return Books(self._steps, self._together, step, self._executions)
-
-    @property
-    def books(self) -> Books:
-        """As of the last `update` or `close_step`."""
-        return self._books
 
     def wall_s(self, now_s: float) -> float:
         """Seconds in which orchestrators have worked on the job by `now_s`."""
@@ -208,9 +204,9 @@ class Ledger:
 
         Raises RunError where it cannot be written.
         """
-        self._books = self.count(usage, now_s)
-        write_atomically(self._path, json.dumps(self._books.to_json(), indent=1).encode() + b"\n")
-        return self._books
+        self.books = self.count(usage, now_s)
+        write_atomically(self._path, json.dumps(self.books.to_json(), indent=1).encode() + b"\n")
+        return self.books
 
     def close_step(self, step: int, usage: Sequence[Usage], now_s: float) -> StepCost:
         """`step` was committed: what was spent since the commit before it is its cost."""

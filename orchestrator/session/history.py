@@ -22,7 +22,7 @@ from orchestrator.run.directory import RunDirectory
 from orchestrator.run.journal import Journal, Record
 from orchestrator.session.plan_request import prompts_of
 from orchestrator.session.recorder import metrics_of
-from orchestrator.telemetry.trace import JOB, read_events
+from orchestrator.telemetry.trace import JOB, read_spans
 
 _START = "planner/start_s/"
 
@@ -30,7 +30,8 @@ _START = "planner/start_s/"
 def finished_steps(run: RunDirectory, source: PromptSource) -> list[PastStep]:
     """Raises RunError where the run has no finished step, or was of other data."""
     job = run.job
-    records = asyncio.run(_records(AsyncExchange(run.open_exchange(job), outages=Outages(0.0))))
+    store = AsyncExchange(run.open_exchange(job), outages=Outages(0.0))
+    records = asyncio.run(Journal.open(store)).records
     if len(records) > 1 and records[0].history["data"] != source.digest:
         raise RunError(f"{run.path}: was trained on other data than this job's: its lengths say nothing here")
     found = recorded_steps(job, run.path / "trace.json", records, source)
@@ -69,10 +70,6 @@ def recorded_steps(job: JobConfig, trace: Path, records: Sequence[Record], sourc
     return found
 
 
-async def _records(store: AsyncExchange) -> list[Record]:
-    return (await Journal.open(store)).records
-
-
 @dataclass(frozen=True)
 class _Step:
     """A step as the trace has it; seconds since the job's start."""
@@ -86,26 +83,19 @@ class _Step:
 
 def _steps(path: Path) -> dict[int, _Step]:
     """By number; each with the calls that began in its time."""
-    events = read_events(path)
-    process = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    lane = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     found: dict[int, _Step] = {}
-    calls: list[Json] = []
-    for event in events:
-        if event["ph"] != "X":
-            continue
-        if process[event["pid"]] != JOB:
-            calls += [event] if event["name"] != "replica" else []
-        elif lane[event["pid"], event["tid"]] == "step":
-            start_s = event["ts"] / 1e6
-            lengths = event["args"].get("lengths", [])
-            step = _Step(start_s, start_s + event["dur"] / 1e6, lengths, [], event["args"].get("waits", {}))
+    spans = read_spans(path)
+    for process, lane, event in spans:
+        if (process, lane) == (JOB, "step"):
+            start_s, args = event["ts"] / 1e6, event["args"]
+            step = _Step(start_s, start_s + event["dur"] / 1e6, args.get("lengths", []), [], args.get("waits", {}))
             found[int(event["name"].removeprefix("step "))] = step
-    for event in calls:
-        begun_s = event["ts"] / 1e6
-        within = next((s for s in found.values() if s.start_s <= begun_s <= s.stop_s), None)
-        if within is not None:
-            within.calls.append(_call(process[event["pid"]], lane[event["pid"], event["tid"]], event))
+    for process, lane, event in spans:
+        if process != JOB and event["name"] != "replica":
+            begun_s = event["ts"] / 1e6
+            within = next((s for s in found.values() if s.start_s <= begun_s <= s.stop_s), None)
+            if within is not None:
+                within.calls.append(_call(process, lane, event))
     return found
 
 

@@ -40,13 +40,7 @@ from orchestrator.run.journal import Journal, Record
 from orchestrator.run.ledger import Cost
 from orchestrator.run.lost import forget_lost
 from orchestrator.session.plan_request import plan_request
-from orchestrator.session.scores import (
-    best_record,
-    check_metric,
-    majority_metrics,
-    stopped_early,
-    validation_metrics,
-)
+from orchestrator.session.scores import best_record, check_metric, majority_metrics, stopped_early, validation_metrics
 from orchestrator.step.context import Context, Execution
 from orchestrator.step.dataflow import StageTime, StepReport
 from orchestrator.step.plan_clock import PlanClock
@@ -243,14 +237,9 @@ class Loop:
         report.stages.append(StageTime("testing", "generate", start_s, now_s()))
 
     async def _commit(
-        self,
-        versions: dict[str, Version],
-        cursor: Cursor,
-        report: StepReport,
-        plan: StepPlan,
-        start_s: float,
+        self, versions: dict[str, Version], cursor: Cursor, report: StepReport, plan: StepPlan, start_s: float,
         before: Cost,
-    ) -> None:
+    ) -> None:  # fmt: skip
         number = len(self.journal.records)
         durable = self._durable(number, versions, report)
         stop_s, cost = now_s(), self.cost()

@@ -30,7 +30,7 @@ from orchestrator.run.events import FILE, RunEvent, read_events
 from orchestrator.session import session
 from orchestrator.session.carried import place_of
 from orchestrator.session.open_platform import check_machine
-from orchestrator.session.view import NoView
+from orchestrator.session.view import View
 
 RUNS = Path("runs")
 LOOK_EVERY_S = 0.1
@@ -45,7 +45,7 @@ class Running:
         """The run directory."""
         self._run = run
         self._loop = asyncio.new_event_loop()
-        self._task = self._loop.create_task(session.ended(run, NoView()))
+        self._task = self._loop.create_task(session.ended(run, View()))
         self._thread = Thread(target=self._work, name=f"job {run.job.name}")
         self._thread.start()
 

@@ -12,13 +12,12 @@ from functools import partial
 from pathlib import Path
 
 from functions.call.train_params import TrainParams
-from functions.exchange.base import Exchange
 from orchestrator.base.errors import RunError, StateLost, Stopped
 from orchestrator.base.outages import Outages
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.calls.fleet import Fleet
 from orchestrator.calls.invoke import Invoker, RetryPolicy, Timeouts
-from orchestrator.job.checks import check_code, check_options, check_tests, check_turns
+from orchestrator.job.checks import check_code, check_options, check_replay, check_tests, check_turns
 from orchestrator.job.config import JobConfig
 from orchestrator.job.functions import check_room, check_split, function_limits, function_specs
 from orchestrator.job.located import localized, pinned
@@ -87,6 +86,7 @@ def check(job: JobConfig, recipe: Recipe) -> tuple[dict[str, TrainParams], list[
     check_code(job)
     check_options(settings["actor"])
     check_turns(job, settings["actor"])
+    check_replay(job, settings["actor"])
     check_exporter(job)
     check_sinks(job)
     specs = function_specs(job, models)
@@ -130,7 +130,8 @@ async def execute(run: Run, view: View) -> Path:
 async def _execute(run: Run, view: View, events: EventLog) -> Path:
     job, path, specs = run.job, run.directory.path, run.prepared.specs
     outages = Outages(job.limits.outage_s, note=partial(told_early, job, view, events), seed=job.seed)
-    store = AsyncExchange(await open_store(run.directory, job, outages), outages=outages)
+    exchange = await outages.bridge(lambda: asyncio.to_thread(run.directory.open_exchange, job))
+    store = AsyncExchange(exchange, outages=outages)
     identity = run.directory.identity(job)
     epoch = await take_lease(store.durable, identity, f"{os.uname().nodename} {os.getpid()}")
     journal = await Journal.open(store.durable, identity)
@@ -196,15 +197,6 @@ async def _execute(run: Run, view: View, events: EventLog) -> Path:
             return path
         best = None if job.checkpoints.best is None else best_record(journal.records, job.checkpoints.best)
         return await export(store, (best or journal.records[-1]).versions[run.prepared.recipe.product], path / "model")
-
-
-async def open_store(directory: RunDirectory, job: JobConfig, outages: Outages) -> Exchange:
-    """The job's exchange, as soon as it answers."""
-
-    async def opened() -> Exchange:
-        return await asyncio.to_thread(directory.open_exchange, job)
-
-    return await outages.bridge(opened)
 
 
 def told_early(job: JobConfig, view: View, events: EventLog, message: str) -> None:

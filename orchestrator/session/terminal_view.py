@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.session.view import NoView, Snapshot, View, later
+from orchestrator.session.view import Snapshot, View, later
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 40
@@ -31,11 +31,11 @@ REFRESH_PER_S = 8.0
 def open_view(console: Console) -> View:
     """The view in place on a terminal, lines on a dumb one, and nothing beside the log elsewhere."""
     if not console.is_terminal:
-        return NoView()
+        return View()
     return LineView(console) if console.is_dumb_terminal else LiveView(console)
 
 
-class LiveView:
+class LiveView(View):
     """Redraws in place, REFRESH_PER_S times a second, from a thread of rich's; the clock goes on between snapshots."""
 
     def __init__(self, console: Console) -> None:
@@ -60,7 +60,7 @@ class LiveView:
         return render(later(self._snapshot, time.monotonic() - self._since_s))
 
 
-class LineView:
+class LineView(View):
     """One line per committed step."""
 
     def __init__(self, console: Console) -> None:
@@ -75,9 +75,6 @@ class LineView:
 
     def committed(self, snapshot: Snapshot) -> None:
         self._print(line(snapshot))
-
-    def close(self) -> None:
-        pass
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

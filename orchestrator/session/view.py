@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -38,29 +37,17 @@ class Snapshot:
     """One line worth knowing: a retry, dropped samples."""
 
 
-class View(Protocol):
+class View:
+    """Whoever watches a job; as it is here, nobody."""
+
     def changed(self, snapshot: Snapshot) -> None:
         """Something other than a committed step has changed."""
-        ...
 
     def committed(self, snapshot: Snapshot) -> None:
         """A step was committed."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class NoView:
-    """Nobody watches."""
-
-    def changed(self, snapshot: Snapshot) -> None:
-        pass
-
-    def committed(self, snapshot: Snapshot) -> None:
-        pass
 
     def close(self) -> None:
-        pass
+        """Nothing will follow."""
 
 
 def later(snapshot: Snapshot, seconds: float) -> Snapshot:

@@ -1,11 +1,5 @@
 """Policies that `simulate` compares the adaptive one with: a reserved cluster, and two systems that were published.
 
-| | replicas | shards | cut | tail goes on | fused | kept |
-|---|---|---|---|---|---|---|
-| serverful | all, always | balanced | never | | no | all |
-| rlhfuse | all, always | balanced | at 20 % | on replicas of generate | yes | all |
-| rlhfless | weighted T, C | similar | at 20 % | on replicas of generate | no | none, prewarmed |
-
 None streams its training or has a tail function. RollPacker's rounds are no policy (bench/papers/tail_batching.py).
 """
 

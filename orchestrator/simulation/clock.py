@@ -6,7 +6,7 @@ waits for something that no timer will bring is dead, and says so instead of wai
 
 import asyncio
 import selectors
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -16,36 +16,21 @@ class Deadlock(RuntimeError):
     """Every task waits, and no timer is set that could wake one."""
 
 
-class _JumpingSelector(selectors.BaseSelector):
+class _JumpingSelector(selectors.DefaultSelector):
     """Looks at the real files without waiting, and tells the clock how long it would have waited."""
 
     def __init__(self) -> None:
-        self.real = selectors.DefaultSelector()
+        super().__init__()
         self.now_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        events = self.real.select(0)
+        events = super().select(0)
         if events or (timeout is not None and timeout <= 0):
             return events
         if timeout is None:
             raise Deadlock("virtual time stands still: all tasks wait and no timer is set (a thread? a lost wake-up?)")
         self.now_s += timeout
         return events
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self.real.register(fileobj, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self.real.unregister(fileobj)
-
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self.real.modify(fileobj, events, data)
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self.real.get_map()
-
-    def close(self) -> None:
-        self.real.close()
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

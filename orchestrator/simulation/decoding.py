@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.planner.arrays import Array
 from orchestrator.planner.latency import GenerateCost
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

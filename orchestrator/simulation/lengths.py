@@ -21,7 +21,6 @@ _NORMAL = NormalDist()
 class Lengths(Protocol):
     def length(self, step: int, group: int, index: int, prompt: npt.NDArray[np.int32]) -> int:
         """Tokens of the response, without a cap (the call's max_response_length cuts it)."""
-        ...
 
 
 @dataclass(frozen=True)

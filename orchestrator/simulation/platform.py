@@ -34,17 +34,6 @@ class Pool:
     colocated: bool = False
 
 
-@dataclass(frozen=True)
-class SimulatedCall:
-    """A call as it was made, for pictures. `stop_s` is None while it runs."""
-
-    function: str
-    replica: str
-    operation: str
-    start_s: float
-    stop_s: float | None
-
-
 @dataclass(eq=False)
 class _Replica(Life):
     """Started when it has its GPUs."""
@@ -102,7 +91,6 @@ class SimulatedPlatform:
         self._deployed_s: float | None = None
         self._closing_s: float | None = None
         self._closed_s: float | None = None
-        self.spans: list[SimulatedCall] = []
 
     async def deploy(self, specs: Sequence[FunctionSpec]) -> None:
         if self._closed_s is not None:
@@ -129,7 +117,6 @@ class SimulatedPlatform:
     async def call(self, function: str, call: Call) -> AsyncIterator[Event]:
         queue = deployed(self.functions, function)
         replica = await queue.acquire()
-        start_s = now_s()
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         replica.events = events
         work = asyncio.create_task(_pump(perform(call, queue.model, replica.held, self._exchange), events))
@@ -144,7 +131,6 @@ class SimulatedPlatform:
         finally:
             work.cancel()
             replica.events = None
-            self.spans.append(SimulatedCall(function, replica.name, call.operation, start_s, now_s()))
             queue.release(replica)
 
     def replicas(self) -> list[Replica]:

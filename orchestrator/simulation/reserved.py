@@ -21,7 +21,7 @@ from orchestrator.run.ledger import Cost, read_books, together, total
 from orchestrator.simulation.baselines import SERVERFUL
 from orchestrator.simulation.job import simulate
 from orchestrator.simulation.replay import Recorded, replay
-from orchestrator.telemetry.trace import JOB, read_events
+from orchestrator.telemetry.trace import JOB, read_spans
 
 FILE = "reserved.json"
 FORMAT = 1
@@ -91,17 +91,12 @@ def colocated(scenario: Recorded, more_s: float) -> Held:
 
 def validations_s(trace: Path, steps: int) -> float:
     """Seconds in which calls of validations up to step `steps` were at work, starts left out."""
-    events = read_events(trace)
-    process = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    lane = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     windows, calls = list[tuple[float, float]](), list[tuple[float, float]]()
-    for event in events:
-        if event["ph"] != "X" or event["name"] == "replica":
-            continue
+    for process, lane, event in read_spans(trace):
         span = (event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
-        if process[event["pid"]] != JOB:
+        if process != JOB and event["name"] != "replica":
             calls.append(span)
-        elif lane[event["pid"], event["tid"]] == "testing" and int(event["name"].removeprefix("step ")) <= steps:
+        elif (process, lane) == (JOB, "testing") and int(event["name"].removeprefix("step ")) <= steps:
             windows.append(span)
     inside = sorted(call for call in calls if any(a <= call[0] <= b for a, b in windows))
     covered_s, end_s = 0.0, 0.0

@@ -14,6 +14,7 @@ distribution or a recorded trace:
     tools = { median_s = 1.0, p99_s = 60.0 }     # samples are episodes of 2 to `turns` = 8; answers take that long
 """
 
+import itertools
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -181,15 +182,12 @@ def _lengths(given: _File, base: Path) -> Lengths:
         trace = LengthTrace.read(path)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    for step in range(1, given.steps + 1):
-        for group in range(given.prompts_per_step):
-            for index in range(given.samples_per_prompt):
-                found = trace.lengths.get((step, group, index))
-                if found is None:
-                    raise ConfigError(f"{path}: has no line for step {step}, group {group}, index {index}")
-                if found > given.max_response_length:
-                    raise ConfigError(
-                        f"{path}: step {step}, group {group}, index {index} has {found} tokens, more than "
-                        f"max_response_length = {given.max_response_length}"
-                    )
+    for step, group, index in itertools.product(
+        range(1, given.steps + 1), range(given.prompts_per_step), range(given.samples_per_prompt)
+    ):
+        found, sample = trace.lengths.get((step, group, index)), f"step {step}, group {group}, index {index}"
+        if found is None:
+            raise ConfigError(f"{path}: has no line for {sample}")
+        if found > (most := given.max_response_length):
+            raise ConfigError(f"{path}: {sample} has {found} tokens, more than max_response_length = {most}")
     return trace

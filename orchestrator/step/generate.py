@@ -172,6 +172,8 @@ class Generation:
             sampling["banned"] = banned
         if self.temperature is not None:
             sampling["temperature"] = self.temperature
+        elif job.train.router_replay != "disabled":  # what has a temperature of its own is not trained on
+            sampling["routed_experts"] = True
         seed = self.context.seed(self.name)
         keep_from = KEEP_FROM if plan.resume is None else plan.resume.keep_from
         keep = {} if job.environment is None or keep_from is None else {"keep_from": keep_from}

@@ -29,15 +29,10 @@ class Slots(Generic[T]):
     """`stage` is open and not called by anybody else."""
 
     def __init__(
-        self,
-        stage: Stage,
-        count: int,
-        take: Callable[[list[T]], Sequence[T]],
-        work: Callable[[Sequence[T]], Awaitable[None]],
-        *,
-        stays_s: Callable[[float], float | None] = lambda start_s: start_s,
-        joins: Callable[[], bool] = lambda: False,
-    ) -> None:
+        self, stage: Stage, count: int, take: Callable[[list[T]], Sequence[T]],
+        work: Callable[[Sequence[T]], Awaitable[None]], *,
+        stays_s: Callable[[float], float | None] = lambda start_s: start_s, joins: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
         """`take`: removes from what is ready what one call is to do; `work`: does it. `stays_s`: how long a replica
         waits, by what a start takes (None: to the end); `joins`: whether what is ready is left to those at work."""
         self._stage, self._count, self._take, self._work = stage, count, take, work

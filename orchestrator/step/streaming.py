@@ -20,15 +20,9 @@ class Streamer:
     """Writes one stream of parts. `part`: samples that are worth one."""
 
     def __init__(
-        self,
-        store: AsyncExchange,
-        prefix: str,
-        samples: Samples,
-        columns: Sequence[Scores],
-        *,
-        part: int,
+        self, store: AsyncExchange, prefix: str, samples: Samples, columns: Sequence[Scores], *, part: int,
         lifetime_s: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.store, self.prefix, self.part, self.lifetime_s = store, prefix, part, lifetime_s
         self.samples, self.columns = samples, columns
         # How much of each group is still to come: its samples, and each column of them.

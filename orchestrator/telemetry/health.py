@@ -5,10 +5,8 @@ Bounds are rules of thumb of GRPO and PPO practice but for the mismatch, whose b
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
-
-from functions.base.wire import Json
 
 Level = Literal["good", "warn", "bad"]
 Metrics = Mapping[str, float]
@@ -32,10 +30,6 @@ def health(rows: Sequence[Metrics], mismatch_bound: float | None) -> list[Sign]:
     found = [_skipped, _clipped, _cut_off, _without_variance, _entropy, _kl]
     signs = [sign for of in found if (sign := of(trained)) is not None]
     return [*signs, *_mismatch(trained[-1], mismatch_bound)]
-
-
-def health_json(rows: Sequence[Metrics], mismatch_bound: float | None) -> list[Json]:
-    return [asdict(sign) for sign in health(rows, mismatch_bound)]
 
 
 def _level(value: float, warn: float, bad: float) -> Level:

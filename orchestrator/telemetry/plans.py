@@ -1,11 +1,5 @@
 """`plans.jsonl`: what the planner decided before each step, one line a plan.
 
-    step, time (Unix seconds), replicas, keep, micro_batch, cut_below, migrate_to, tail, overlap
-    shards                 samples of each generate replica
-    predicted_step_s, predicted_cost_usd     null where the planner predicts nothing
-    stages                 [[function, start_s, stop_s], ...] from the step's start
-    curve, chosen          [[replicas, time_s, cost_usd, gpu_s], ...] of generate, and the number that was taken
-
 A step that is begun again has a line for each time; the last one counts.
 """
 

@@ -181,3 +181,11 @@ def read_events(path: Path) -> list[Json]:
     if data and not data.startswith(START):
         raise RunError(f"{path}: not a trace of this program; move it away to go on with a new one")
     return events
+
+
+def read_spans(path: Path) -> list[tuple[str, str, Json]]:
+    """(process, lane, event) of all that took time. Raises RunError."""
+    events = read_events(path)
+    process = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    lane = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    return [(process[e["pid"]], lane[e["pid"], e["tid"]], e) for e in events if e["ph"] == "X"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import time
 from pathlib import Path
@@ -11,8 +12,7 @@ import httpx
 import pytest
 
 from orchestrator.api.files import FILES
-from orchestrator.base.errors import ConfigError
-from orchestrator.commands.submit import submit
+from orchestrator.commands.main import main
 from tests.api.conftest import WRITE, Served
 from tests.support.tiny_job import make_job
 
@@ -53,7 +53,7 @@ def test_submit_sends_what_the_job_names(
     """The server has none of the job's files; the job it makes names copies that are the same to the byte."""
     job = make_job(tmp_path / "laptop")
     monkeypatch.setenv("RLHF_TOKEN", WRITE)
-    assert submit(job.file, [], url=served.url, token_file=None, key=None, follow=False, upload=True) == 0
+    assert main(["submit", str(job.file), "--url", served.url, "--upload"]) == 0
     id = capsys.readouterr().out.split()[1].rstrip(":")
     with served.client() as api:
         config = api.get(f"/v1/jobs/{id}").json()["config"]
@@ -73,7 +73,7 @@ def test_submit_names_what_lies_beside_the_job_file(
     monkeypatch.setenv("RLHF_TOKEN", WRITE)
     overrides = ["data.validation=train.jsonl", "steps=1"]
     (root / "below" / "validation.jsonl").unlink()
-    assert submit(job.file, overrides, url=served.url, token_file=None, key=None, follow=False) == 0
+    assert main(["submit", str(job.file), *overrides, "--url", served.url]) == 0
     id = capsys.readouterr().out.split()[1].rstrip(":")
     with served.client() as api:
         config = api.get(f"/v1/jobs/{id}").json()["config"]
@@ -83,12 +83,12 @@ def test_submit_names_what_lies_beside_the_job_file(
     assert config["reward"]["score"] == f"{below}/reward.py:score"
 
 
-def test_a_file_that_is_not_there_is_told_before_anything_is_sent(served: Served, tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_told_before_anything_is_sent(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = make_job(tmp_path / "laptop")
-    with pytest.raises(ConfigError, match=r"data\.train: .*gone\.jsonl: no such file"):
-        submit(
-            job.file, ['data.train="gone.jsonl"'], url=served.url, token_file=None, key=None, follow=False, upload=True
-        )
+    assert main(["submit", str(job.file), 'data.train="gone.jsonl"', "--url", served.url, "--upload"]) == 2
+    assert re.search(r"data\.train: .*gone\.jsonl: no such file", capsys.readouterr().err)
 
 
 def test_bundles_that_no_job_names_go_after_a_day(served: Served) -> None:

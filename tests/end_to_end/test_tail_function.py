@@ -17,7 +17,7 @@ from orchestrator.planner.base import TAIL, Planner
 from orchestrator.run.directory import RunDirectory
 from orchestrator.session.history import finished_steps
 from orchestrator.session.session import Run, execute, prepare
-from orchestrator.session.view import NoView
+from orchestrator.session.view import View
 from tests.support import tail_function
 from tests.support.processes import who_logs_to
 from tests.support.tiny_job import MARK, Background, Job, assert_same, command
@@ -79,7 +79,7 @@ def in_this_process(
             if kill:
                 tasks.create_task(killer())
             prepared = prepare(load_job(job.file, [*LONG, *WIDE]))
-            await execute(Run(prepared, RunDirectory.create(run, prepared.job), planner), NoView())
+            await execute(Run(prepared, RunDirectory.create(run, prepared.job), planner), View())
 
     for variable in (MARK, "OMP_NUM_THREADS=1", "TOKENIZERS_PARALLELISM=false"):
         monkeypatch.setenv(*variable.split("="))

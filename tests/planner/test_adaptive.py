@@ -17,7 +17,7 @@ from orchestrator.planner.base import (
 from orchestrator.planner.latency import GenerateCost
 from orchestrator.planner.learned import Priors
 from orchestrator.planner.policies import ADAPTIVE
-from orchestrator.planner.scaling import Goal
+from orchestrator.planner.scaling import Goal, Unmet
 from orchestrator.planner.static import StaticPlanner
 
 
@@ -113,6 +113,23 @@ def test_a_deadline_is_met_with_a_margin_for_how_far_steps_went_beyond_their_pre
     assert alone.predicted_step_s is not None
     assert alone.predicted_step_s > 20.0
     assert (plan.predicted_cost_usd or 0.0) >= (alone.predicted_cost_usd or 0.0)
+
+
+def test_a_deadline_that_no_step_would_meet_if_it_went_as_well_as_they_do_stops_the_job() -> None:
+    """One that predictions miss by a tenth is tried with the fastest plan."""
+    cost = GenerateCost(0.0, 0.0, 0.01, 0.01, 0.0)
+
+    def planned(goal: Goal) -> StepPlan:
+        planner = AdaptivePlanner(ADAPTIVE, goal=goal, priors=Priors(cost))
+        planner.observe(StepObservation(1, 1.0, 0.1, {i: [200] * 4 for i in range(12)}, []))
+        return planner.plan(request())
+
+    fastest = planned(Goal("speed"))
+    assert fastest.predicted_step_s is not None
+    late = planned(Goal("cost", deadline_s=0.9 * fastest.predicted_step_s))
+    assert late.predicted_step_s == fastest.predicted_step_s
+    with pytest.raises(Unmet, match="too late"):
+        planned(Goal("cost", deadline_s=0.8 * fastest.predicted_step_s))
 
 
 def test_lengths_beyond_the_capacity_are_refused() -> None:

@@ -1,17 +1,14 @@
-"""EWMA and priors by hand; Kendall's tau-b against its definition; quality on a distribution that repeats."""
+"""EWMA and priors by hand; quality on a distribution that repeats."""
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from orchestrator.planner.base import Prompt
-from orchestrator.planner.lengths import LengthModel, kendall_tau, longest_decile_recall
+from orchestrator.planner.lengths import LengthModel
 
 
 def prompt(i: int, length: int = 10, source: str = "") -> Prompt:
@@ -79,30 +76,8 @@ def test_quality_is_reported_and_rises_when_lengths_repeat() -> None:
         model.predict([prompt(i) for i in range(200)], 4096)
         lengths = {i: np.clip(own[i] * np.exp(rng.normal(0, 0.2, 4)), 1, 4096).astype(int).tolist() for i in range(200)}
         found.append(model.observe(lengths))
-    assert found[0]["planner/length_tau"] == 0.0
-    assert found[-1]["planner/length_tau"] > 0.75
-    assert found[-1]["planner/length_decile_recall"] >= 0.7
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=30))
-def test_tau_b_by_its_definition(pairs: list[tuple[int, int]]) -> None:
-    x, y = (np.array(v, dtype=float) for v in zip(*pairs, strict=True))
-    score = tied_x = tied_y = 0
-    for i, j in itertools.combinations(range(len(x)), 2):
-        score += int(np.sign(x[i] - x[j]) * np.sign(y[i] - y[j]))
-        tied_x += bool(x[i] == x[j])
-        tied_y += bool(y[i] == y[j])
-    total = len(x) * (len(x) - 1) // 2
-    norm = math.sqrt((total - tied_x) * (total - tied_y))
-    assert kendall_tau(x, y) == pytest.approx(score / norm if norm else 0.0)
-
-
-def test_longest_decile() -> None:
-    measured = np.arange(20, dtype=np.float64)
-    predicted = measured.copy()
-    predicted[19] = -1  # the longest was missed, the second found
-    assert longest_decile_recall(predicted, measured) == 0.5
-    assert longest_decile_recall(np.array([1.0]), np.array([7.0])) == 1.0  # one prompt
+    assert found[0]["planner/length_r"] == 0.0
+    assert found[-1]["planner/length_r"] > 0.9
 
 
 def test_alpha_is_checked() -> None:

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.planner.adaptive import AdaptivePlanner
-from orchestrator.planner.base import CurvePoint, FunctionLimits, PastStep, Prompt, StepPlan, StepRequest
+from orchestrator.planner.base import (
+    CallObservation,
+    CurvePoint,
+    FunctionLimits,
+    PastStep,
+    Prompt,
+    StepObservation,
+    StepPlan,
+    StepRequest,
+)
 from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.planner.learned import Priors
 from orchestrator.planner.policies import ADAPTIVE, Policy
@@ -71,6 +80,24 @@ def test_turns_are_taken_where_starts_take_long_and_not_where_they_take_nothing(
         plan, point = planned(ADAPTIVE, goal, asked, past, priors, turns(priors))
         assert (plan.turns, plan.replicas["generate"], plan.replicas["train"]) == (held, held, held)
         assert (point.time_s, point.gpu_s) == pytest.approx((10 + 6 / held, held * (10 + 6 / held)))
+
+
+def test_what_a_recipe_asks_of_a_function_is_known_without_turns_when_it_was_seen_in_turns() -> None:
+    """The reference function says what the actor thinks, too: 24 samples of a step's 12."""
+    prompts = [Prompt(i, i, (i,)) for i in range(12)]
+    limits = {name: FunctionLimits(12, 1.0, 1) for name in ("generate", "reference")}
+    asked = StepRequest(1, prompts, 1, 100, limits)
+    each = {"reference": WorkCost(0.0, 1.0, 0.0)}
+    priors = Priors(GenerateCost(0.0, 0.0, 0.1, 0.0, 0.0), each, dict.fromkeys(limits, 60.0))
+    planner = AdaptivePlanner(ADAPTIVE, goal=Goal("speed"), priors=priors, pool_gpus=12, turns=turns(priors))
+    assert planner.plan(asked).turns == 12
+    stats = {"samples": 12.0, "tokens": 1200.0}
+    call = CallObservation("reference", "r", "logprobs", False, 0.0, 12.0, 0, 1200, 12, 12.0, stats)
+    planner.observe(StepObservation(1, 24.0, 0.1, {i: [100] for i in range(12)}, [call, replace(call, stop_s=24.0)]))
+    assert planner.learned.passes == {"reference": 2}
+    plan = planner.plan(replace(asked, step=2))
+    ((begin_s, end_s),) = [(s.start_s, s.stop_s) for s in plan.stages if s.function == "reference"]
+    assert end_s - begin_s >= 2.0  # 24 samples of a second each on 12 replicas
 
 
 @pytest.mark.parametrize("policy", [SERVERFUL, RLHFUSE])

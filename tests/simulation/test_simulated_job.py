@@ -57,7 +57,7 @@ def test_predicted_step_time_is_within_15_percent_after_five_steps() -> None:
     outcome = simulate(replace(SMALL, steps=14), ADAPTIVE)
     errors = [m["planner/error/step"] for m in outcome.metrics[5:]]
     assert np.median(errors) < 0.15
-    assert outcome.metrics[-1]["planner/length_tau"] > 0.5
+    assert outcome.metrics[-1]["planner/length_r"] > 0.5
 
 
 @pytest.mark.parametrize("name", ["rlhfuse", "adaptive"])

@@ -13,7 +13,7 @@ from orchestrator.planner.base import TAIL, StepPlan, StepRequest
 from orchestrator.planner.static import StaticPlanner
 from orchestrator.run.directory import RunDirectory
 from orchestrator.session.session import Run, prepare, train
-from orchestrator.session.view import NoView
+from orchestrator.session.view import View
 
 
 class CutsAtOnce(StaticPlanner):
@@ -46,5 +46,5 @@ def main(words: Sequence[str]) -> int:
         directory = RunDirectory.open(Path(path))
         job = directory.job
     prepared = prepare(job)
-    train(Run(prepared, directory, CutsAtOnce()), NoView())
+    train(Run(prepared, directory, CutsAtOnce()), View())
     return 0

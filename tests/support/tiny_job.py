@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,7 +161,9 @@ class Seen:
         self.run, self.events = run, set[Path]()
 
     def __call__(self) -> int:
-        self.events |= set((self.run / "calls").glob("*/events/*"))
+        for call in (self.run / "calls").glob("*"):
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                self.events |= set((call / "events").iterdir())
         return len(self.events)
 
 

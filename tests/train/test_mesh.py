@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +27,7 @@ GRPO: Json = {
     "kl": {"where": "loss", "kind": "k3", "coef": 0.3}, "max_rollout_logprob_diff": "off",
 }  # fmt: skip
 MUON = OPTIMIZER | {"optimizer": "muon", "optimizer_offload": True, "lr": 3e-4}  # its products are in bfloat16
+OFFLOADED = OPTIMIZER | {"optimizer_offload": True}
 VALUE: Json = {
     "optimizer": OPTIMIZER | {"max_grad_norm": None}, "objective": "value", "advantage": "gae",
     "mini_batches": 2, "epochs": 2, "value_clip": None,
@@ -35,7 +37,8 @@ WIDE: Mapping[str, Any] = {"num_key_value_heads": 4}
 ONE_LEFT = [[g, i] for g in range(GROUPS) for i in range(N) if (g, i) != (2, 1)]
 MESHES = {
     "tp2": (2, Parallel(tp=2)), "tp4": (4, Parallel(tp=4)), "dp2xtp2": (4, Parallel(tp=2)), "dp4": (4, Parallel()),
-    "cp2": (2, Parallel(cp=2)), "dp2xcp2": (4, Parallel(cp=2)),
+    "cp2": (2, Parallel(cp=2)), "dp2xcp2": (4, Parallel(cp=2)), "pp2": (2, Parallel(pp=2)),
+    "dp2xpp2": (4, Parallel(pp=2)), "tp2xpp2": (4, Parallel(tp=2, pp=2)),
 }  # fmt: skip
 
 
@@ -43,21 +46,28 @@ MESHES = {
 class Bench(GangBench):
     """Models of several architectures, one ragged batch for all of them."""
 
+    replayed: Json
+    """Inputs of the same samples with experts, any of four in two layers."""
+
     @classmethod
     def make(cls, path: Path, models: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Bench:
         exchange = DirectoryExchange(path / "exchange")
         for name, (kind, changes) in models.items():
             import_model(exchange, name, tiny_model(kind, path / name, **changes))
-        return cls(exchange, path / "exchange", path / "scratch", ragged_batch(exchange, VOCABULARY, 8)[1])
+        samples, inputs = ragged_batch(exchange, VOCABULARY, 8)
+        every = np.tile(np.arange(4, dtype=np.uint8), (len(samples.mask), 2, 1))
+        experts = np.random.default_rng(1).permuted(every, axis=2)
+        again = exchange.put("batches/experts", replace(samples, experts=experts[:, :, :2]).encode())
+        return cls(exchange, path / "exchange", path / "scratch", inputs, {**inputs, "samples": [again]})
 
     def call(self, id: str, model: str, params: Json) -> Call:
         return Call(id, "train", self.inputs, {"policy": Version(model, 0)}, {"model": model, **params}, step=3)
 
     def difference(self, one: Json, many: Json, atol: float) -> float:
-        """The largest of weights and moments; manifests have the same form, metrics are the same."""
+        """The largest of weights and moments; manifests have the same entries, metrics are the same."""
         ours, theirs = self.manifest(one), self.manifest(many)
         for kind in ("tensors", "state"):
-            forms = [[(e.name, e.dtype, e.shape) for e in getattr(m, kind)] for m in (ours, theirs)]
+            forms = [sorted((e.name, e.dtype, e.shape) for e in getattr(m, kind)) for m in (ours, theirs)]
             assert forms[0] == forms[1]
         for name, value in one["metrics"].items():
             assert many["metrics"][name] == pytest.approx(value, rel=100 * atol, abs=atol), name
@@ -72,6 +82,7 @@ class Case:
     params: Json
     changes: Mapping[str, Any] = field(default_factory=dict)
     atol: float = 1e-5
+    replay: bool = False
 
     @property
     def model(self) -> str:
@@ -82,6 +93,8 @@ def check(path: Path, cases: Sequence[Case], device: str = "cpu") -> None:
     """Each case's update is that of one rank on a CPU. All run in the same processes, one after the other."""
     bench = Bench.make(path, {case.model: (case.kind, {**WIDE, **case.changes}) for case in cases})
     calls = [bench.call(f"{number}-{case.mesh}", case.model, case.params) for number, case in enumerate(cases)]
+    calls = [replace(call, inputs=bench.replayed) if case.replay else call
+             for call, case in zip(calls, cases, strict=True)]  # fmt: skip
     gangs = [ranks_of(call, *MESHES[case.mesh]) for call, case in zip(calls, cases, strict=True)]
     ended = run_gangs(bench.root, bench.scratch, gangs, device=device)
     for case, call, ranks in zip(cases, calls, ended, strict=True):
@@ -90,13 +103,18 @@ def check(path: Path, cases: Sequence[Case], device: str = "cpu") -> None:
         difference = bench.difference(one, ranks[0].data, case.atol)
         print(f"{case.model} {case.mesh}: {difference:.1e}")
         assert difference < case.atol, case
+        if case.replay:
+            plain = bench.alone(bench.call(f"{call.id}-plain", case.model, case.params))
+            assert bench.difference({**plain, "metrics": {}}, one, case.atol) > 10 * case.atol, "experts matter"
 
 
 def test_an_update_is_that_of_one_rank(tmp_path: Path) -> None:
     sampled = {"top_p": 0.9, "top_k": 20, "repetition_penalty": 1.2, "epochs": 2, "top_entropy_quantile": 0.8}
     cases = [
         Case("qwen3_moe", "dp2xtp2", GRPO),
-        Case("qwen3_moe", "dp2xtp2", GRPO | {"optimizer": MUON}),
+        Case("qwen3_moe", "dp2xtp2", GRPO | {"optimizer": MUON}, replay=True),
+        Case("qwen3_moe", "pp2", GRPO | {"optimizer": MUON}, replay=True),
+        Case("qwen3_moe", "cp2", GRPO, replay=True),
         Case("qwen2", "dp2xtp2", VALUE),
         Case("qwen3", "dp2xcp2", GRPO),
         Case("gemma3_text", "tp2", GRPO | {"entropy_coef": 0.0, **sampled}),
@@ -117,7 +135,10 @@ def test_every_architecture_under_every_mesh(tmp_path: Path) -> None:
     cases += [Case(kind, "dp2xtp2", GRPO, tied) for kind in ("llama", "qwen2", "qwen3", "qwen3_moe")]
     cases += [Case(kind, mesh, VALUE) for kind in ("gemma3_text", "llama", "qwen3") for mesh in ("tp2", "dp2xtp2")]
     cases += [Case("qwen3", mesh, GRPO | {"gradient_checkpointing": True}) for mesh in ("tp2", "cp2")]
-    cases += [Case("llama", mesh, GRPO | {"optimizer": MUON}) for mesh in ("tp2", "dp2xtp2", "dp2xcp2", "dp4")]
+    cases += [Case("llama", mesh, GRPO | {"optimizer": MUON}) for mesh in MESHES]
+    cases += [Case("qwen3", mesh, GRPO | {"optimizer": OFFLOADED}) for mesh in ("tp2", "pp2", "dp2xpp2", "tp2xpp2")]
+    cases += [Case("qwen3_moe", mesh, GRPO | more, replay=True)
+              for mesh in MESHES for more in ({}, {"gradient_checkpointing": True})]  # fmt: skip
     cases += [Case("llama", "dp4", GRPO | {"optimizer": MUON, "lora": {"rank": 4, "alpha": 8.0}})]
     cases += [Case("qwen3", "tp2", GRPO | {"dropped": ONE_LEFT})]  # ranks without a token of the head of their own
     cases += [Case(kind, "dp2xtp2", GRPO | {"dtype": "bfloat16"}, {}, 3e-2) for kind in ("llama", "qwen3_moe")]

@@ -5,9 +5,9 @@ architecture, and vLLM (generate/vllm/engine.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,8 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     """What ends a response besides the model's own end."""
+    routed_experts: bool = False
+    """Samples come with the experts that their tokens' routers chose (transformers alone has them)."""
 
     @property
     def truncation(self) -> Truncation:
@@ -70,6 +72,8 @@ class Request:
     cache: KeysValues | None = None
     """Of prompt and response without its last token, or without more of its end (what follows a turn), in the engine's
     `cache_layout`: they are used instead of computed, the rest is computed. Never there without a response."""
+    experts: npt.NDArray[Any] | None = None
+    """As SampleBatch has them, of `response`."""
 
 
 @dataclass(frozen=True)
@@ -85,24 +89,29 @@ class Sample:
     cache: KeysValues | None = None
     """Of an unfinished sample with a response, or one that stopped (`Sampling.keep_from`): what a Request for the rest
     of it takes. None where the engine has none: of a sample that it had not begun, or of any (`cache_layout`)."""
+    experts: npt.NDArray[Any] | None = None
+    """Of the response, as SampleBatch has them, where they are asked for."""
 
 
 @dataclass(frozen=True)
 class EngineStats:
     """Counts of one `generate`, for the latency model and the metrics."""
 
-    prefill_tokens: int
+    prefill_tokens: int = 0
     """Prompt tokens computed; with prefix sharing fewer than the samples' prompt tokens added up."""
-    shared_tokens: int
+    shared_tokens: int = 0
     """Prompt tokens not computed because another sample had them."""
-    decode_tokens: int
-    decode_steps: int
-    prefill_s: float
-    decode_s: float
+    decode_tokens: int = 0
+    decode_steps: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
     moved_tokens: int = 0
     """Tokens whose keys and values came with their request: neither computed nor shared."""
     moved_s: float = 0.0
     """Of putting these into their place."""
+
+    def plus(self, **more: float) -> Self:
+        return replace(self, **{name: getattr(self, name) + n for name, n in more.items()})
 
 
 class Engine(Protocol):
@@ -115,7 +124,6 @@ class Engine(Protocol):
         `changes` lead to it from an earlier version: an engine that holds that one may apply them to what it holds
         instead of reading the directory.
         """
-        ...
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, stop: Callable[[], bool]) -> Iterator[Sample]:
         """Yields samples as they finish. When `stop()` turns true, yields the rest as UNFINISHED and ends; each of
@@ -123,27 +131,22 @@ class Engine(Protocol):
 
         Raises ValueError for a request that does not fit (prompt plus response longer than the model's context).
         """
-        ...
 
     @property
     def cache_layout(self) -> Layout | str:
         """What the keys and values in requests must be like, and those in samples are, for the policy that is held; or
         why there can be none (in words), and samples that were cut are computed again where they go on."""
-        ...
 
     @property
     def stats(self) -> EngineStats:
         """Counts of the latest `generate`."""
-        ...
 
     def park(self, weights: Path | None) -> None:
         """Leaves the accelerator, and on a CPU private memory: weights to pinned or mapped host memory, keys and values
         to nowhere. An engine that can read them again need not keep its weights where they lie as files in `weights`.
         """
-        ...
 
     def unpark(self) -> None:
         """Back to what was held when it parked. Whoever calls it checks that (HeldPolicy)."""
-        ...
 
     def close(self) -> None: ...

@@ -70,4 +70,4 @@ def eos_ids(model_dir: Path) -> npt.NDArray[np.int64]:
 def unchanged(request: Request, finish: Finish, version: int) -> Sample:
     """The request as it came."""
     cache = request.cache if finish == Finish.UNFINISHED else None
-    return Sample(request.number, request.response, request.logprobs, finish, version, cache)
+    return Sample(request.number, request.response, request.logprobs, finish, version, cache, request.experts)

@@ -60,13 +60,9 @@ class Cache:
     values of tokens that the rows have already."""
 
     def __init__(
-        self,
-        prefix: Tensor,
-        lengths: npt.NDArray[np.int64],
-        group: npt.NDArray[np.int64],
-        lanes: int,
+        self, prefix: Tensor, lengths: npt.NDArray[np.int64], group: npt.NDArray[np.int64], lanes: int,
         own: Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.length = 0 if own is None else own.shape[4]
         self._prefix = prefix
         self._lengths = torch.from_numpy(lengths).to(prefix.device)

@@ -28,14 +28,9 @@ class Cohort:
     """Rows that decode together."""
 
     def __init__(
-        self,
-        requests: Sequence[Request],
-        cache: Cache,
-        limits: Ints,
-        seed: int,
-        *,
+        self, requests: Sequence[Request], cache: Cache, limits: Ints, seed: int, *,
         begun: npt.NDArray[np.int64] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`limits`: most response tokens of each row; `begun`: how many of its response each row begins with (None:
         all that it has); all [rows]. The others go through decoding again, in place of what would be sampled."""
         self.cache = cache
@@ -48,34 +43,26 @@ class Cohort:
             self._tokens[row, : given[row]] = request.response
             self._logprobs[row, : given[row]] = request.logprobs
         self._given = given
-        self._length = given.copy() if begun is None else begun.copy()
+        self.lengths = given.copy() if begun is None else begun.copy()
+        """Response tokens of each row so far: the response position of the next."""
         self._prompt = np.array([len(r.prompt) for r in requests])
         group, index = np.array([(r.group, r.index) for r in requests], np.int64).T
-        self._keys = stream_keys(seed, group, index)
+        self.keys = stream_keys(seed, group, index)
         self._finish = np.zeros(len(requests), np.int32)
 
     def __len__(self) -> int:
         return len(self.requests)
 
     @property
-    def keys(self) -> npt.NDArray[np.uint64]:
-        return self._keys
-
-    @property
-    def lengths(self) -> Ints:
-        """Response tokens of each row so far: the response position of the next."""
-        return self._length
-
-    @property
     def last(self) -> npt.NDArray[np.int32]:
         """The latest token of each row, and..."""
-        tokens: npt.NDArray[np.int32] = self._tokens[np.arange(len(self)), self._length - 1]
+        tokens: npt.NDArray[np.int32] = self._tokens[np.arange(len(self)), self.lengths - 1]
         return tokens
 
     @property
     def positions(self) -> Ints:
         """...where it stands: prompt and response counted together, from 0."""
-        positions: Ints = self._prompt + self._length - 1
+        positions: Ints = self._prompt + self.lengths - 1
         return positions
 
     @property
@@ -85,20 +72,20 @@ class Cohort:
 
     def so_far(self, row: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Prompt and response of a row, before its next token."""
-        return self.requests[row].prompt, self._tokens[row, : self._length[row]]
+        return self.requests[row].prompt, self._tokens[row, : self.lengths[row]]
 
     def record(self, tokens: Ints, logprobs: npt.NDArray[np.float32], stops: Stops) -> None:
         """Appends what was sampled for each row; a row that replays keeps its own token."""
-        rows, at = np.arange(len(self)), self._length
+        rows, at = np.arange(len(self)), self.lengths
         new = at >= self._given
         self._tokens[rows[new], at[new]] = tokens[new]
         self._logprobs[rows[new], at[new]] = logprobs[new]
-        self._length = at + 1
-        self._finish[self._length >= self._limit] = Finish.LENGTH
+        self.lengths = at + 1
+        self._finish[self.lengths >= self._limit] = Finish.LENGTH
         self._finish[new & np.isin(tokens, stops.ids)] = Finish.STOP
         if stops:
             for row in np.flatnonzero(new & (self._finish != Finish.STOP)).tolist():
-                if stops.in_text(self._tokens[row, : self._length[row]]):
+                if stops.in_text(self._tokens[row, : self.lengths[row]]):
                     self._finish[row] = Finish.STOP
 
     def release(self, version: int, keep_from: int | None = None) -> list[Sample]:
@@ -112,7 +99,7 @@ class Cohort:
         stay = survivors(alive)
         self.cache.keep(stay)
         self.requests = [self.requests[i] for i in stay]
-        for name in ("_tokens", "_logprobs", "_limit", "_given", "_length", "_prompt", "_keys", "_finish"):
+        for name in ("_tokens", "_logprobs", "_limit", "_given", "lengths", "_prompt", "keys", "_finish"):
             setattr(self, name, getattr(self, name)[stay])
         return done
 
@@ -120,12 +107,12 @@ class Cohort:
         """All rows, as far as they have come; those in mid-replay without keys and values, which lack some."""
         for row in range(len(self)):
             sample = self._sample(row, version)
-            replaying = self._length[row] < self._given[row]
+            replaying = self.lengths[row] < self._given[row]
             yield sample if replaying else replace(sample, cache=KeysValues(self.cache.of(row), "scaled pairs"))
 
     def _sample(self, row: int, version: int) -> Sample:
         # A replay that is cut keeps the tokens that it was given.
-        length = max(int(self._length[row]), int(self._given[row]))
+        length = max(int(self.lengths[row]), int(self._given[row]))
         return Sample(
             number=self.requests[row].number,
             response=self._tokens[row, :length].copy(),

@@ -51,8 +51,6 @@ _REFILL = 4
 _DECODED = 64
 """Tokens after the keys and values that came with a request which are still decoded one by one."""
 
-NO_STATS = EngineStats(0, 0, 0, 0, 0.0, 0.0)
-
 
 class TorchEngine:
     def __init__(
@@ -65,7 +63,7 @@ class TorchEngine:
         self._rotations: dict[str, Tensor] = {}
         self._eos = np.zeros(0, np.int64)
         self._tokenizer: Tokenizer | None = None
-        self._stats = NO_STATS
+        self.stats = EngineStats()
         self._host, self._unpacked = HostMemory(), HostMemory()
         """Where its weights are while it is parked; those that its projections pack apart: they come back packed."""
         self._head: Tensor | None = None
@@ -93,10 +91,6 @@ class TorchEngine:
         model = self._held()
         return Layout(model.kv_heads, len(model.layers), model.head_dim, model.dtype, "scaled pairs")
 
-    @property
-    def stats(self) -> EngineStats:
-        return self._stats
-
     def park(self, weights: Path | None) -> None:
         model = self._held()
         self._head, self._rotations = None, {}
@@ -120,7 +114,7 @@ class TorchEngine:
             raise ValueError("generate before load: the engine holds no policy")
         model, number = self._model, self._version.number
         check_requests(requests, sampling, model.context, len(model.embed))
-        self._stats = NO_STATS
+        self.stats = EngineStats()
         stops = Stops(self._eos, sampling, self._tokenizer)
         full = [r for r in requests if len(r.response) >= sampling.max_response_length]
         yield from (unchanged(r, Finish.LENGTH, number) for r in full)
@@ -190,7 +184,7 @@ class TorchEngine:
         if not size:
             return None
         cache, _ = prefill(self._held(), self._rotations, [prompts[0][:size]], self._prefill_tokens)
-        self._count(prefill_tokens=size, shared_tokens=-size, prefill_s=time.perf_counter() - begun)
+        self.stats = self.stats.plus(prefill_tokens=size, shared_tokens=-size, prefill_s=time.perf_counter() - begun)
         return cache[:, :, 0]
 
     @torch.inference_mode()
@@ -209,7 +203,7 @@ class TorchEngine:
         rows = torch.from_numpy(group).to(self._device)
         self._sample([cohort], logits[rows], sampling, stops)
         computed = int(lengths.sum()) - (0 if self._head is None else self._head.shape[3] * len(lengths))
-        self._count(
+        self.stats = self.stats.plus(
             prefill_tokens=computed,
             shared_tokens=int(lengths[group].sum()) - computed,
             prefill_s=time.perf_counter() - begun,
@@ -229,7 +223,7 @@ class TorchEngine:
         prefix, lengths, own = placed(caches, group, after, self._device)
         cache = Cache(prefix, lengths, group, _LANES if self._deterministic else 1, own)
         cohort = Cohort(requests, cache, self.limits(requests, sampling), sampling.seed, begun=there)
-        self._count(moved_tokens=sum(c.shape[3] for c in caches), moved_s=time.perf_counter() - begun)
+        self.stats = self.stats.plus(moved_tokens=sum(c.shape[3] for c in caches), moved_s=time.perf_counter() - begun)
         return cohort
 
     @torch.inference_mode()
@@ -261,7 +255,7 @@ class TorchEngine:
         for cohort in cohorts:
             cohort.cache.length += 1
         self._sample(cohorts, model.logits(hidden)[:rows], sampling, stops)
-        self._count(decode_tokens=rows, decode_steps=1, decode_s=time.perf_counter() - begun)
+        self.stats = self.stats.plus(decode_tokens=rows, decode_steps=1, decode_s=time.perf_counter() - begun)
 
     def _sample(self, cohorts: Sequence[Cohort], logits: Tensor, sampling: Sampling, stops: Stops) -> None:
         keys, lengths = np.concatenate([c.keys for c in cohorts]), np.concatenate([c.lengths for c in cohorts])
@@ -281,9 +275,6 @@ class TorchEngine:
         """Rotation tables for at least that many positions."""
         if any(len(table) < positions for table in self._rotations.values()) or not self._rotations:
             self._rotations = self._held().rotations(positions)
-
-    def _count(self, **more: float) -> None:
-        self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in more.items()})
 
 
 def _history(cohorts: Sequence[Cohort]) -> History:

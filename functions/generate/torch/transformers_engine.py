@@ -36,6 +36,7 @@ from functions.generate.engine.stops import Stops, tokenizer_of
 from functions.generate.torch.dynamic_cache import filled, layout_of, taken
 from functions.models.parked import HostMemory, tensors_in
 from functions.models.pretrained import load_causal_lm
+from functions.models.router_replay import Recorder
 from functions.weights.local_copy import Changes
 
 
@@ -48,13 +49,14 @@ class TransformersEngine:
         self._layout: Layout | str | None = None
         self._eos = np.zeros(0, np.int64)
         self._tokenizer: Tokenizer | None = None
-        self._stats = EngineStats(0, 0, 0, 0, 0.0, 0.0)
+        self.stats = EngineStats()
         self._host = HostMemory()
+        self._recorder: Recorder | None = None
 
     def load(self, version: Version, model_dir: Path, changes: Changes | None = None) -> int:
         if version == self._version:
             return 0
-        self._version, self._model, self._layout = None, None, None
+        self._version, self._model, self._layout, self._recorder = None, None, None, None
         self._model = load_causal_lm(model_dir, dtype=self._dtype, device=str(self._device))
         self._model.generation_config = GenerationConfig()
         self._eos, self._tokenizer = eos_ids(model_dir), tokenizer_of(model_dir)
@@ -65,10 +67,6 @@ class TransformersEngine:
     def cache_layout(self) -> Layout | str:
         self._layout = layout_of(self._model, self._device) if self._layout is None else self._layout
         return self._layout
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._stats
 
     def park(self, weights: Path | None) -> None:
         self._host.park(tensors_in(self._model))
@@ -85,7 +83,9 @@ class TransformersEngine:
         config = self._model.config.get_text_config()
         check_requests(requests, sampling, getattr(config, "max_position_embeddings", None), config.vocab_size)
         number = self._version.number
-        self._stats = EngineStats(0, 0, 0, 0, 0.0, 0.0)
+        if sampling.routed_experts and self._recorder is None:
+            self._recorder = Recorder(self._model)
+        self.stats = EngineStats()
         left: list[Request] = []
         for request in requests:
             if len(request.response) >= sampling.max_response_length:
@@ -133,28 +133,26 @@ class TransformersEngine:
             cache = filled(came, self._device) if came else DynamicCache()
         placed = time.perf_counter()
         stops = Stops(self._eos, sampling, self._tokenizer)
-        draws = _Draws(batch, sampling, stops, stop, again=self._deterministic and not came)
+        recorder = self._recorder if sampling.routed_experts else None
+        draws = _Draws(batch, sampling, stops, stop, recorder, again=self._deterministic and not came)
         self._run(draws, batch, sampling, cache)
         ended = time.perf_counter()
-        old = self._stats
         if came:
-            self._stats = replace(
-                old,
-                decode_tokens=old.decode_tokens + draws.drawn,
-                decode_steps=old.decode_steps + draws.steps,
-                decode_s=old.decode_s + ended - placed,
-                moved_tokens=old.moved_tokens + sum(c.tokens for c in came),
-                moved_s=old.moved_s + placed - begun,
+            self.stats = self.stats.plus(
+                decode_tokens=draws.drawn,
+                decode_steps=draws.steps,
+                decode_s=ended - placed,
+                moved_tokens=sum(c.tokens for c in came),
+                moved_s=placed - begun,
             )
             yield from draws.samples(version, cache)
             return
-        self._stats = replace(
-            old,
-            prefill_tokens=old.prefill_tokens + sum(len(r.prompt) + len(draws.given(r)[0]) for r in batch),
-            decode_tokens=old.decode_tokens + draws.drawn - draws.first,
-            decode_steps=old.decode_steps + max(0, draws.steps - 1),
-            prefill_s=old.prefill_s + draws.first_s - begun,
-            decode_s=old.decode_s + ended - draws.first_s,
+        self.stats = self.stats.plus(
+            prefill_tokens=sum(len(r.prompt) + len(draws.given(r)[0]) for r in batch),
+            decode_tokens=draws.drawn - draws.first,
+            decode_steps=max(0, draws.steps - 1),
+            prefill_s=draws.first_s - begun,
+            decode_s=ended - draws.first_s,
         )
         yield from draws.samples(version, cache)
 
@@ -163,19 +161,15 @@ class _Draws(LogitsProcessor):
     """Draws the next token of each row; `again`: an earlier response is drawn again instead of given."""
 
     def __init__(
-        self,
-        batch: Sequence[Request],
-        sampling: Sampling,
-        stops: Stops,
-        stop: Callable[[], bool],
-        *,
-        again: bool,
-    ) -> None:
+        self, batch: Sequence[Request], sampling: Sampling, stops: Stops, stop: Callable[[], bool],
+        recorder: Recorder | None, *, again: bool,
+    ) -> None:  # fmt: skip
         self._batch, self._sampling, self._stops, self._stop, self._again = batch, sampling, stops, stop, again
         identity = np.array([(r.group, r.index) for r in batch], np.int64).T
         self._keys = stream_keys(sampling.seed, identity[0], identity[1])
         self._tokens = [list(self.given(r)[0]) for r in batch]
         self._logprobs = [list(self.given(r)[1]) for r in batch]
+        self._recorder, self._experts = recorder, [list[Any]() for _ in batch]
         self.finish = np.zeros(len(batch), np.int32)
         self.steps = self.drawn = self.first = 0
         self.first_s = 0.0
@@ -188,11 +182,14 @@ class _Draws(LogitsProcessor):
         position = np.array([len(tokens) for tokens in self._tokens])
         uniform = torch.from_numpy(uniforms(self._keys, position)).to(scores.device)
         token, logprob = draw(scores, uniform, self._sampling, self._so_far)
+        experts = None if self._recorder is None else self._recorder.last(len(scores))
         for row, (t, p) in enumerate(zip(token.tolist(), logprob.tolist(), strict=True)):
             if self.finish[row] != Finish.UNFINISHED:
                 continue
             self._tokens[row].append(t)
             self._logprobs[row].append(p)
+            if experts is not None:
+                self._experts[row].append(experts[row])
             self.drawn += 1
             if t in self._stops.ids or (self._stops and self._stops.in_text(self._tokens[row])):
                 self.finish[row] = Finish.STOP
@@ -214,11 +211,13 @@ class _Draws(LogitsProcessor):
         for row, request in enumerate(self._batch):
             tokens, logprobs = np.array(self._tokens[row], np.int32), np.array(self._logprobs[row], np.float32)
             finish, own = Finish(int(self.finish[row])), None
+            given, recorder = self.given(request)[0], self._recorder
+            experts = None if recorder is None else recorder.whole(request.experts, len(given), self._experts[row])
             if len(tokens) < len(request.response):  # cut while it was drawn again
-                tokens, logprobs = request.response, request.logprobs
+                tokens, logprobs, experts = request.response, request.logprobs, request.experts
             elif finish == Finish.UNFINISHED and cache is not None:
                 own = taken(cache, row, len(request.prompt) + len(tokens) - 1)
-            yield Sample(request.number, tokens, logprobs, finish, version, own)
+            yield Sample(request.number, tokens, logprobs, finish, version, own, experts)
 
 
 class _Done(StoppingCriteria):

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine.llm_engine import LLMEngine
 
-_NO_STATS = EngineStats(0, 0, 0, 0, 0.0, 0.0)
 _IDLE_S = 5.0
 """How long the blocks of ended requests may take to come back before the prefix cache counts as not reset."""
 
@@ -58,7 +57,7 @@ class VllmEngine:
         self._adapter: LoRARequest | None = None
         self._base: Path | None = None
         self._eos: list[int] = []
-        self._stats = _NO_STATS
+        self.stats = EngineStats()
         self._files: Path | None = None
         """Where the weights lie that sleep dropped; None: it kept them."""
         self.read_bytes: list[int] = []
@@ -162,7 +161,7 @@ class VllmEngine:
         check_requests(requests, sampling, model.max_model_len, model.get_vocab_size())
         if any(request.cache is not None for request in requests):
             check_caches(requests, self.cache_layout)
-        self._stats = _NO_STATS
+        self.stats = EngineStats()
         queue = deque[tuple[Request, int]]()
         for request, key in zip(requests, _keys(requests, sampling), strict=True):
             if len(request.response) >= sampling.max_response_length:
@@ -232,7 +231,7 @@ class VllmEngine:
             if request.cache is not None:
                 begun_s = time.perf_counter()
                 moved[name] = cache.give(name, request.cache)
-                self._add(moved_s=time.perf_counter() - begun_s)
+                self.stats = self.stats.plus(moved_s=time.perf_counter() - begun_s)
 
     def _params(self, sampling: Sampling, key: int, given: int) -> Any:
         """`given` response tokens are in the prompt already."""
@@ -274,12 +273,12 @@ class VllmEngine:
         counts the tokens that were `moved` as found in its cache."""
         begun = len(starting) - len(waiting)
         if begun == 0:
-            self._add(decode_tokens=running - len(waiting), decode_steps=1, decode_s=seconds)
+            self.stats = self.stats.plus(decode_tokens=running - len(waiting), decode_steps=1, decode_s=seconds)
             return
         ready = [state for state in starting if not state.is_prefilling]
         found = sum(state.num_cached_tokens for state in ready)
         came = sum(min(moved.get(state.request_id, 0), state.num_cached_tokens) for state in ready)
-        self._add(
+        self.stats = self.stats.plus(
             prefill_tokens=sum(state.prompt_len for state in ready) - found,
             shared_tokens=found - came,
             moved_tokens=came,
@@ -287,16 +286,9 @@ class VllmEngine:
             prefill_s=seconds,
         )
 
-    def _add(self, **more: float) -> None:
-        self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in more.items()})
-
     @property
     def cache_layout(self) -> CacheLayout | str:
         return "the engine holds no policy" if self._blocks is None else self._blocks.layout
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._stats
 
     def park(self, weights: Path | None) -> None:
         """vLLM's sleep mode: level 1 keeps weights in host memory, level 2 drops them, to be read from their files

@@ -119,7 +119,7 @@ class Answer:
 
     async def whole(self, request: Request) -> Response:
         self._start()
-        work = asyncio.create_task(self._all_finished())
+        work = asyncio.gather(*(self._finished(text) for text in self.texts))
         gone = asyncio.create_task(_gone(request))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -131,7 +131,7 @@ class Answer:
         failed = next((stream.error for stream in self.streams if stream.error is not None), None)
         if failed is not None or any(text.finish is None for text in self.texts):
             return refusal(503, failed or "the client has gone")
-        choices = [self._choice(i, text) for i, text in enumerate(self.texts)]
+        choices = [self._choice(i, text, text.safe, 0, whole=True) for i, text in enumerate(self.texts)]
         if self.form == "tokens":
             return JSONResponse({"request_id": self.id, "choices": choices, "prompt_logprobs": None})
         more = {"prompt_token_ids": list(self.asked.prompts[0])} if self.asked.token_ids else {}
@@ -169,9 +169,6 @@ class Answer:
         for stream in self.streams:
             self.served.gateway.start(stream)
 
-    async def _all_finished(self) -> None:
-        await asyncio.gather(*(self._finished(text) for text in self.texts))
-
     async def _finished(self, text: Text) -> None:
         async with aclosing(text.stream.pieces()) as pieces:
             async for _ in pieces:
@@ -189,7 +186,7 @@ class Answer:
                     return
                 safe = text.safe
                 if len(safe) > told or text.finish is not None or (self.form == "tokens" and text.count > told_tokens):
-                    pieces.put_nowait(self._piece(i, text, safe[told:], told_tokens))
+                    pieces.put_nowait(self._choice(i, text, safe[told:], told_tokens, whole=False))
                     told, told_tokens = len(safe), text.count
                 if text.finish is not None:
                     break
@@ -207,31 +204,20 @@ class Answer:
             return {"request_id": self.id, "choices": [choice]}
         return self._envelope([{"finish_reason": None, "logprobs": None, **choice}], ".chunk")
 
-    def _piece(self, i: int, text: Text, new: str, first: int) -> dict[str, Any]:
-        more = self._tokens(text, first)
+    def _choice(self, i: int, text: Text, new: str, first: int, *, whole: bool) -> dict[str, Any]:
+        """With the text `new` and the tokens from the `first` on; `whole`: as an answer that is no stream has it."""
+        more = ({"logprobs": None} if whole else {}) | self._tokens(text, first)
         if self.form == "tokens":
             return {"index": i, "finish_reason": text.finish, **more}
         if self.form == "completion":
             return {"index": i, "text": new, "finish_reason": text.finish, **more}
-        delta: dict[str, Any] = {"content": new} if new else {}
-        finish = text.finish
-        if finish is not None and text.calls:
-            delta["tool_calls"] = [{"index": k, **call} for k, call in enumerate(text.calls)]
-            finish = "tool_calls"
-        return {"index": i, "delta": delta, "finish_reason": finish, **more}
-
-    def _choice(self, i: int, text: Text) -> dict[str, Any]:
-        more = {"logprobs": None, **self._tokens(text, 0)}
-        if self.form == "tokens":
-            return {"index": i, "finish_reason": text.finish, **more}
-        if self.form == "completion":
-            return {"index": i, "text": text.safe, "finish_reason": text.finish, **more}
-        message: dict[str, Any] = {"role": "assistant", "content": text.safe}
-        finish = text.finish
-        if text.calls:
-            message |= {"content": text.safe or None, "tool_calls": text.calls}
-            finish = "tool_calls"
-        return {"index": i, "message": message, "finish_reason": finish, **more}
+        calls = text.calls if text.finish is not None else []
+        more |= {"index": i, "finish_reason": "tool_calls" if calls else text.finish}
+        if whole:
+            said = {"content": new or None, "tool_calls": calls} if calls else {"content": new}
+            return more | {"message": {"role": "assistant", **said}}
+        numbered = {"tool_calls": [{"index": k, **call} for k, call in enumerate(calls)]} if calls else {}
+        return more | {"delta": ({"content": new} if new else {}) | numbered}
 
     def _tokens(self, text: Text, first: int) -> dict[str, Any]:
         """Log-probabilities and token ids from the `first` on, as the form has them."""

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from functions.base.chat import Chat
 from functions.base.wire import LEASES, Hint, Load, Version, hint_key
 from functions.exchange.base import Exchange
 from functions.exchange.open import open_exchange
@@ -19,8 +18,9 @@ from orchestrator.base.errors import ConfigError, RunError
 from orchestrator.base.outages import Outages
 from orchestrator.calls.exchange import AsyncExchange
 from orchestrator.job.config import JobConfig
-from orchestrator.job.functions import function_specs
+from orchestrator.job.functions import function_specs, model_context
 from orchestrator.job.hub import MODEL_FILES, HubId, snapshot
+from orchestrator.job.prompts import load_chat
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.journal import Journal
 from orchestrator.run.versions import export
@@ -56,8 +56,7 @@ async def opened(options: Options) -> AsyncIterator[Served]:
     with tempfile.TemporaryDirectory(prefix="rlhf-serve-") as scratch:
         place = Path(scratch)
         job, directory = await _model(options, place)
-        name = options.name or Path(options.what).resolve().name
-        chat, context = _chat(directory), _context(directory)
+        name, chat = options.name or Path(options.what).resolve().name, load_chat(directory)
         [spec] = [spec for spec in function_specs(job, ()) if spec.name == FUNCTION]
         spec = replace(spec, max_replicas=options.replicas)
         check_machine(job, [spec])
@@ -72,7 +71,7 @@ async def opened(options: Options) -> AsyncIterator[Served]:
                 platform, store, version, replicas=options.replicas, slots=job.rollout.slots, idle_s=options.idle_s,
                 slice_s=options.slice_s,
             )  # fmt: skip
-            yield Served(name, chat, context, gateway)
+            yield Served(name, chat, model_context(job), gateway)
         finally:
             await platform.close()
             if job.exchange.url is not None:
@@ -124,16 +123,3 @@ def _published(exchange: Exchange, directory: Path) -> Version:
     hint = Hint(1, [Load("generate", {"policy": version})])
     exchange.put(hint_key(FUNCTION), json.dumps(hint.to_json()).encode())
     return version
-
-
-def _chat(directory: Path) -> Chat:
-    try:
-        return Chat.load(directory)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _context(directory: Path) -> int | None:
-    config = json.loads((directory / "config.json").read_bytes())
-    found = config.get("text_config", config).get("max_position_embeddings")
-    return found if isinstance(found, int) else None

@@ -3,8 +3,8 @@
 import json
 import os
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,16 @@ class _File:
 
 
 class Tails:
-    """Thread-safe. `keep` files at most stay parsed."""
+    """Thread-safe."""
 
-    def __init__(self, keep: int = KEPT) -> None:
-        self._keep = keep
-        self._files: OrderedDict[Path, _File] = OrderedDict()
+    def __init__(self) -> None:
+        self._file = lru_cache(KEPT)(lambda _path: _File())
         self._lock = threading.Lock()
 
     def read(self, path: Path) -> list[dict[str, Any]]:
         """The whole lines, in order; none where there is no file. Raises RunError for a file of something else."""
         with self._lock:
-            file = self._files.setdefault(path, _File())
-            self._files.move_to_end(path)
-            while len(self._files) > self._keep:
-                self._files.popitem(last=False)
+            file = self._file(path)
             try:
                 stat = os.stat(path)
                 if stat.st_ino != file.inode or stat.st_size < file.offset:

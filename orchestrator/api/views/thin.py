@@ -33,13 +33,9 @@ class Names:
 
 
 def columns(
-    rows: Collection[dict[str, Any]],
-    known: Collection[str],
-    *,
-    names: Collection[str],
-    from_step: int,
+    rows: Collection[dict[str, Any]], known: Collection[str], *, names: Collection[str], from_step: int,
     to_step: int | None,
-) -> tuple[list[int], dict[str, Column]]:
+) -> tuple[list[int], dict[str, Column]]:  # fmt: skip
     """The steps from `from_step` to `to_step`, and a column per metric that any of them has; None where one lacks it.
 
     `names` chooses among the metrics that are `known`: exact names, or beginnings that end in `/`; empty: all.

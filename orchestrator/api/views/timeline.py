@@ -7,9 +7,9 @@ number of intervals that are open between t and u is (F(u) - F(t)) / (u - t), wh
 
 import itertools
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
@@ -102,8 +102,7 @@ class Timelines:
     """Thread-safe."""
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[Path, _Run] = OrderedDict()
-        self._lock = threading.Lock()
+        self._run = lru_cache(KEPT)(lambda directory: _Run(TraceFile(directory / "trace.json")))
 
     def window(
         self, directory: Path, may_have: Callable[[str], int], *, from_s: float | None, to_s: float | None, bins: int,
@@ -112,11 +111,7 @@ class Timelines:
         """The Timeline of models.py. `may_have`: a function's greatest number of replicas; `most`: rectangles that
         lanes may have. Raises RunError for files that are none.
         """
-        with self._lock:
-            run = self._runs.setdefault(directory, _Run(TraceFile(directory / "trace.json")))
-            self._runs.move_to_end(directory)
-            while len(self._runs) > KEPT:
-                self._runs.popitem(last=False)
+        run = self._run(directory)
         with run.lock:
             now = read_now(directory / FILE)
             trace = run.trace.read()
