@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoConfig, Qwen3MoeForCausalLM
 
 from functions.base.samples import Finish, Ragged, SampleBatch
 from functions.base.wire import Json, Version
@@ -36,12 +36,13 @@ PROMPTS, SAMPLES, PROMPT_TOKENS = 8, 4, 24
 
 def make_model(directory: Path, options: argparse.Namespace) -> None:
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=1000, hidden_size=options.hidden, num_hidden_layers=options.layers, num_attention_heads=8,
-        num_key_value_heads=4, head_dim=32, num_experts=options.experts, num_experts_per_tok=options.topk,
-        moe_intermediate_size=options.hidden // 2, norm_topk_prob=True, max_position_embeddings=512,
+    config = AutoConfig.for_model(
+        "qwen3_moe", vocab_size=1000, hidden_size=options.hidden, num_hidden_layers=options.layers,
+        num_attention_heads=8, num_key_value_heads=4, head_dim=32, num_experts=options.experts,
+        num_experts_per_tok=options.topk, moe_intermediate_size=options.hidden // 2, norm_topk_prob=True,
+        max_position_embeddings=512,
     )  # fmt: skip
-    model = Qwen3MoeForCausalLM(config)
+    model: Any = Qwen3MoeForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

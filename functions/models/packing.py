@@ -109,12 +109,17 @@ def make_packs(
         build(part, batch, prompts, responses, offsets)
         for part in plan(chosen, batch, prompts, responses, budget_tokens)
     ]
-    return packs if batch.experts is None or not replay else [_replaying(pack, batch.experts) for pack in packs]
+    if batch.experts is None or not replay:
+        return packs
+    rows = np.flatnonzero(batch.responses.lengths)  # a prompt's last token predicts the first of all its samples
+    _, first, which = np.unique(batch.prompt[rows], return_index=True, return_inverse=True)
+    source = np.arange(len(batch.experts))
+    source[offsets[rows]] = offsets[rows[first[which]]]  # of which the first one says its experts, in whatever packs
+    return [_replaying(pack, batch.experts[source[pack.flat.numpy()]]) for pack in packs]
 
 
-def _replaying(pack: Pack, experts: npt.NDArray[Any]) -> Pack:
-    """A prompt's last token predicts the first of all its samples: it gets the experts of the last one."""
-    own = experts[pack.flat.numpy()]
+def _replaying(pack: Pack, own: npt.NDArray[Any]) -> Pack:
+    """With the experts `own` [N, layers, k]."""
     whole = np.full((pack.tokens.numel(), *own.shape[1:]), -1, np.int16)
     whole[pack.predicts.numpy()] = np.where(own == np.iinfo(own.dtype).max, -1, own.astype(np.int16))
     return replace(pack, experts=torch.from_numpy(whole).view(*pack.tokens.shape, *own.shape[1:]))

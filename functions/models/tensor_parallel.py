@@ -1,30 +1,27 @@
 """Tensor parallelism: each rank of a mesh's tp axis has some heads, some columns of the MLP, some experts of a layer.
 
-    layer       states of all tokens -> own heads or columns -> sum over tp -> states      torch's Colwise- and
-                                                                                            RowwiseParallel
+    layer       states of all tokens -> own heads or columns -> sum over tp -> states
     experts     states of all tokens -> own experts -> sum over tp                          whole experts
     ends        embedding, output head and score belong to all ranks alike: FSDP2 shards them over dp x tp, and each
                 rank of tp does the head's work for its share of the tokens
 What is divided how is the model's own plan (transformers: `base_model_tp_plan`). Megatron-LM, arXiv:1909.08053; there
 the vocabulary is divided, here the tokens: every loss, truncation and metric of the head is computed as it is alone.
+
+Weights are DTensors, layers compute on what of them is a rank's own: DTensor's operations (torch's ColwiseParallel) are
+planned anew for each shape, ten milliseconds each, and every pack has a length of its own.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from functions.call.parallel import Parallel
@@ -32,41 +29,87 @@ from functions.models.packing import Pack
 from functions.models.pretrained import backbone
 
 
-class ExpertsParallel(ParallelStyle):
+def _place(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        own = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(own, requires_grad=parameter.requires_grad))
+
+
+@contextmanager
+def _own(module: nn.Module, gradient: Placement | None = None) -> Iterator[None]:
+    """Within, the module's parameters are this rank's parts, whose gradients are placed as they are or as `gradient`
+    says."""
+    named, placed = dict(module.named_parameters(recurse=False)), None if gradient is None else [gradient]
+    parts = {name: p.to_local(grad_placements=placed) for name, p in named.items() if isinstance(p, DTensor)}
+    module._parameters |= parts  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        module._parameters |= named
+
+
+def _columns(module: Any, mesh: DeviceMesh) -> None:
+    """A linear layer of which each rank has some outputs."""
+    _place(module, mesh, Shard(0))
+
+    def forward(states: Tensor) -> Tensor:
+        with _own(module):
+            return linear(enter(states, mesh), module.weight, module.bias)
+
+    module.forward = forward
+
+
+def _rows(module: Any, mesh: DeviceMesh) -> None:
+    """A linear layer of which each rank has some inputs; its bias is added to the sum."""
+    bias = module.bias
+    module.bias = None
+    _place(module, mesh, Shard(1))
+    if bias is not None:
+        module.bias = nn.Parameter(
+            distribute_tensor(bias, mesh, [Replicate()], src_data_rank=None), requires_grad=bias.requires_grad
+        )
+
+    def forward(states: Tensor) -> Tensor:
+        with _own(module):
+            found = leave(linear(states, module.weight), mesh)
+            return found if module.bias is None else found + module.bias
+
+    module.forward = forward
+
+
+def _alike(module: nn.Module, mesh: DeviceMesh) -> None:
+    """What each rank does with all weights to its own heads."""
+    _place(module, mesh, Replicate())
+    whole = module.forward
+
+    def forward(states: Tensor) -> Any:
+        with _own(module, Partial()):
+            return whole(states)
+
+    module.forward = forward  # type: ignore[method-assign]
+
+
+def _experts(module: Any, mesh: DeviceMesh) -> None:
     """Experts [E, ...] by their number. Each rank sees all tokens and what the router chose for them; those of others
     get the number beyond its last, which transformers' experts pass over."""
+    _place(module, mesh, Shard(0))
+    count = module.num_experts // mesh.size()
+    first = count * mesh.get_local_rank()
+    module.num_experts, module._is_expert_parallel = count, True
+    whole = module.forward
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            own = distribute_tensor(parameter, device_mesh, [Shard(0)], src_data_rank=None)
-            module.register_parameter(name, nn.Parameter(own, requires_grad=parameter.requires_grad))
-        experts: Any = module
-        count = experts.num_experts // device_mesh.size()
-        first = count * device_mesh.get_local_rank()
-        experts.num_experts, experts._is_expert_parallel = count, True
-        whole = experts.forward
+    def forward(states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        own = (chosen >= first) & (chosen < first + count)
+        with _own(module):
+            found = whole(enter(states, mesh), torch.where(own, chosen - first, count), enter(weights, mesh))
+        return leave(found, mesh)
 
-        def forward(states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-            own = (chosen >= first) & (chosen < first + count)
-            local = torch.where(own, chosen - first, count)
-            named = dict(module.named_parameters(recurse=False))
-            experts._parameters |= {name: p.to_local() for name, p in named.items() if isinstance(p, DTensor)}
-            try:
-                found = whole(enter(states, device_mesh), local, enter(weights, device_mesh))
-            finally:
-                experts._parameters |= named
-            return leave(found, device_mesh)
-
-        module.forward = forward
-        return module
+    module.forward = forward
 
 
-STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
-    "colwise": ColwiseParallel,
-    "rowwise": RowwiseParallel,
-    "replicated_with_grad_allreduce": lambda: SequenceParallel(sequence_dim=2, use_local_output=True),  # of each head
-    "moe_tp_experts": ExpertsParallel,
-}
+STYLES: Mapping[str, Callable[[nn.Module, DeviceMesh], None]] = {
+    "colwise": _columns, "rowwise": _rows, "replicated_with_grad_allreduce": _alike, "moe_tp_experts": _experts,
+}  # fmt: skip
 """Of the plan's words those that are followed; an expert's own columns stay whole."""
 
 
@@ -98,7 +141,7 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh, *, last: bool) -> Non
     for name, module in list(inner.named_modules()):
         style = STYLES.get(plan.get(re.sub(r"\.\d+", ".*", name), ""))
         if style is not None:
-            parallelize_module(module, mesh, style(), src_data_rank=None)
+            style(module, mesh)
     if last:
         inner.register_forward_hook(lambda _, __, output: _entered(output, mesh))
     model.get_input_embeddings().register_forward_hook(lambda _, __, states: _own_gradient(states, mesh))

@@ -39,8 +39,9 @@ CONNECT_S = 60.0
 """Most that it takes to reach rank 0, once it has said where it is, and to connect all with all."""
 PEER_S = 600.0
 """Most that a rank waits in one collective. A peer that dies is noticed at once, one that hangs by the orchestrator."""
-REASON_S = 2.0
-"""How long a rank whose collective broke waits for its peer to say why."""
+REASON_S = 0.2
+"""How long a rank whose collective broke waits for its peer to say why: it has said it before its connections closed,
+and one that was killed never will."""
 KEYS_LIFETIME_S = 86400.0
 
 

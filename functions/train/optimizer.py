@@ -86,8 +86,9 @@ class Optimizer:
     def step(self, params: OptimizerParams, norm: Tensor) -> float:
         """Clips by `norm` (of `grad_norm`) and updates; the learning rate that was used."""
         if params.max_grad_norm is not None:
-            for alike in _alike(self.named.values()):
-                torch.nn.utils.clip_grads_with_norm_(alike, params.max_grad_norm, norm)
+            scale = torch.clamp(params.max_grad_norm / (norm + 1e-6), max=1.0)
+            for _, gradient in self.gradients():
+                local(gradient).mul_(scale)
         lr = learning_rate(params, self.steps)
         for parameter in self.named.values():
             if parameter.grad is None:  # every parameter has moments after the first step, whatever the batch was
@@ -98,22 +99,23 @@ class Optimizer:
             self._muon(name, self.named[name], lr, params.weight_decay)
         for decays in (True, False):
             rest = [p for name, p in self.named.items() if name not in self._by_muon and (p.ndim >= 2) == decays]
-            for alike in [[p] for p in rest] if self._offload else _alike(rest):
-                self._adam({names[id(p)]: p for p in alike}, lr, params.weight_decay if decays else 0.0, params)
+            for some in [[p] for p in rest] if self._offload else [rest]:
+                self._adam({names[id(p)]: p for p in some}, lr, params.weight_decay if decays else 0.0, params)
         return lr
 
     def _adam(self, named: Mapping[str, nn.Parameter], lr: float, decay: float, params: OptimizerParams) -> None:
-        own = list(named.values())
-        first, second = ([placed(self.rows[f"{moment}/{name}"], p) for name, p in named.items()] for moment in _ADAM)
-        made = [torch.tensor(self.steps - 1.0, device=parameter.device) for parameter in own]
-        gradients = [parameter.grad for parameter in own if parameter.grad is not None]
+        """Of what is this rank's own: DTensor would plan each operation, element by element as it is."""
+        own = {name: local(parameter) for name, parameter in named.items()}
+        gradients = [local(parameter.grad) for parameter in named.values() if parameter.grad is not None]
+        first, second = ([self.rows[f"{moment}/{n}"].to(p.device) for n, p in own.items()] for moment in _ADAM)
+        made = [torch.tensor(self.steps - 1.0, device=parameter.device) for parameter in own.values()]
         adamw(
-            list[Tensor](own), gradients, first, second, [], made, fused=True, amsgrad=False, beta1=params.betas[0],
+            [*own.values()], gradients, first, second, [], made, fused=True, amsgrad=False, beta1=params.betas[0],
             beta2=params.betas[1], lr=lr, weight_decay=decay, eps=params.eps, maximize=False,
         )  # fmt: skip
         for moment, changed in zip(_ADAM, (first, second), strict=True) if self._offload else ():
             for name, tensor in zip(named, changed, strict=True):
-                self.rows[f"{moment}/{name}"].copy_(local(tensor))
+                self.rows[f"{moment}/{name}"].copy_(tensor)
 
     def _muon(self, name: str, parameter: nn.Parameter, lr: float, decay: float) -> None:
         assert parameter.grad is not None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -16,11 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
+from orchestrator.commands.main import main
 from orchestrator.job.config import parse_job
 from orchestrator.platforms.base import FunctionSpec, Usage
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.events import EventLog
 from orchestrator.run.ledger import Ledger
+from tests.support.forked import Forked, run_command
 from tests.support.tiny_job import ENV, make_model
 
 WRITE, READ = "write-token-0123456789", "read-token-0123456789"
@@ -33,7 +33,7 @@ JOB = {
 @dataclass
 class Served:
     url: str
-    process: subprocess.Popen[bytes]
+    process: Forked
     runs: Path
     log: Path
 
@@ -55,14 +55,9 @@ def serving(
     words = words if own_token else (*words, "--tokens", str(tokens))
     port = port or free_port()
     log = runs.with_name(f"{runs.name}-{port}.log")
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [
-                sys.executable, "-m", "orchestrator.commands", "serve", "--runs", str(runs), "--data-root", str(root),
-                "--port", str(port), "--max-running", str(max_running), *words,
-            ],
-            env=ENV, stdout=output, stderr=output,
-        )  # fmt: skip
+    told = ["serve", "--runs", str(runs), "--data-root", str(root), "--port", str(port), *words]
+    told += ["--max-running", str(max_running)]
+    process = Forked(run_command, main, told, dict(ENV), str(log), str(log), daemon=False)
     try:
         wait_for(lambda: process.poll() is not None or answers(port), what=f"server on {port}")
         assert process.poll() is None, log.read_text()

@@ -151,12 +151,12 @@ def test_the_tails_replica_dies_in_mid_tail(
 @pytest.mark.slow
 def test_the_orchestrator_dies_in_mid_tail(job: Job, uncut: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    orchestrator = Background("run", run, job.file, *LONG, *WIDE, module="tests.support.tail_function")
+    orchestrator = Background("run", run, job.file, *LONG, *WIDE, main=tail_function.main)
     orchestrator.wait_for(lambda: tail_has_begun(run))
     begun = sorted(path.name for path in (run / "calls").glob(f"s000001.{TAIL}.*"))
     assert not (run / "journal" / "000001.json").exists()
     orchestrator.kill()
-    again = Background("resume", run, module="tests.support.tail_function")
+    again = Background("resume", run, main=tail_function.main)
     again.wait_for(lambda: (run / "journal" / "000001.json").exists() or len(begun) != len(tail_calls(run)))
     assert tail_calls(run) in (begun, []), "the resumed step made other calls for the same tail"
     output, _ = again.process.communicate(timeout=500)

@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -23,10 +23,12 @@ from functions.server.forkserver_client import ONE_HEAP
 from functions.server.settings import listen_unix
 
 os.environ |= ONE_THREAD | ONE_HEAP  # of the server, and so of what it forks, from its first moment
+Main = Callable[[Sequence[str]], int]
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([
     "functions.generate.function", "functions.reference.function", "functions.train.function", "functions.server.app",
-    "functions.exchange.redis", "functions.exchange.s3", "tests.support.gang", "tests.support.forked",
+    "functions.exchange.redis", "functions.exchange.s3", "orchestrator.commands.run", "orchestrator.commands.resume",
+    "orchestrator.api.server", "tests.support.gang", "tests.support.forked",
 ])  # fmt: skip
 
 
@@ -70,13 +72,17 @@ def _fork_agents(listener: socket.socket, alive: Connection, env: dict[str, str]
     Forkserver(listener).serve()
 
 
-class ForkedServer:
-    """A function server, told what `python -m functions.server` is told; to be handled as a `subprocess.Popen`."""
+class Forked:
+    """A process, to be handled as a `subprocess.Popen`."""
 
-    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], log: Path, stuck_s: float | None) -> None:
-        told = (list(arguments), dict(env), str(log), stuck_s)
-        self.process: ForkServerProcess = CONTEXT.Process(target=_serve, args=told, daemon=True)
+    def __init__(self, target: Callable[..., None], *told: object, daemon: bool = True) -> None:
+        self.process: ForkServerProcess = CONTEXT.Process(target=target, args=told, daemon=daemon)
         self.process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
 
     def poll(self) -> int | None:
         return self.process.exitcode
@@ -87,8 +93,9 @@ class ForkedServer:
         return self.process.exitcode
 
     def send_signal(self, number: int) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, number)
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -97,17 +104,61 @@ class ForkedServer:
         self.send_signal(signal.SIGKILL)
 
 
+class ForkedServer(Forked):
+    """A function server, told what `python -m functions.server` is told."""
+
+    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], log: Path, stuck_s: float | None) -> None:
+        super().__init__(_serve, list(arguments), dict(env), str(log), stuck_s)
+
+
 def _serve(arguments: list[str], env: dict[str, str], log: str, stuck_s: float | None) -> None:
     from dataclasses import replace
 
     from functions.server.app import serve, set_threads
     from functions.server.settings import Settings
 
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for target in (1, 2):
-        os.dup2(output, target)
-    os.environ.clear()
-    os.environ.update(env)
+    _become(env, log, log)
     settings, where = Settings.from_command_line(arguments)
     set_threads(settings.threads)
     serve(settings if stuck_s is None else replace(settings, stuck_s=stuck_s), where.listen())
+
+
+class ForkedCommand(Forked):
+    """A command line. What it prints is kept in files; `merged`: its errors among the output."""
+
+    def __init__(self, main: Main, words: Sequence[str], env: Mapping[str, str], *, merged: bool = False) -> None:
+        self._kept = Path(tempfile.mkdtemp(prefix="rlhf-command-"))
+        self._files = [self._kept / name for name in ("out", "out" if merged else "err")]
+        for file in self._files:
+            file.touch()
+        super().__init__(run_command, main, list(words), dict(env), *map(str, self._files), daemon=False)
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Once, when it has ended; `merged`: everything twice."""
+        try:
+            self.wait(timeout)
+        except AssertionError:
+            self.kill()
+            raise
+        output, errors = (file.read_text() for file in self._files)
+        shutil.rmtree(self._kept)
+        return output, errors
+
+
+def run_command(main: Main, words: list[str], env: dict[str, str], *paths: str) -> None:
+    """A command line with these files as standard output and error."""
+    _become(env, *paths)
+    sys.path.insert(0, "")
+    sys.exit(main(words))
+
+
+def _become(env: Mapping[str, str], *paths: str) -> None:
+    """What a new process would have: this environment, and these files as standard output and error."""
+    for target, path in enumerate(paths, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), target)
+    os.environ.clear()
+    os.environ.update(env)

@@ -1,11 +1,10 @@
 """`rlhf-orchestrate` with a planner that cuts every step as soon as one sample is finished, and moves what is left to
-one replica of generate-tail:   python -m tests.support.tail_function run RUN-DIR job.toml key.path=value ...
-                                python -m tests.support.tail_function resume RUN-DIR
+one replica of generate-tail: its words are `run RUN-DIR job.toml key.path=value ...` or `resume RUN-DIR`.
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,8 +37,8 @@ class NeverCuts(CutsAtOnce):
     cuts = False
 
 
-def main() -> None:
-    command, path, *more = sys.argv[1:]
+def main(words: Sequence[str]) -> int:
+    command, path, *more = words
     if command == "run":
         job = load_job(Path(more[0]), more[1:])
         directory = RunDirectory.create(Path(path), job)
@@ -48,7 +47,4 @@ def main() -> None:
         job = directory.job
     prepared = prepare(job)
     train(Run(prepared, directory, CutsAtOnce()), View())
-
-
-if __name__ == "__main__":
-    main()
+    return 0

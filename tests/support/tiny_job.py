@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.commands.main import main
+from tests.support.forked import ForkedCommand, Main
 
 STEPS = 3
 MARK = f"RLHF_TEST_SESSION={uuid.uuid4()}"
@@ -114,7 +115,10 @@ def arguments(*words: object, module: str = "orchestrator.commands") -> list[str
 
 def command(*words: object, timeout_s: float = 250) -> subprocess.CompletedProcess[str]:
     """`rlhf-orchestrate WORDS`, to its end."""
-    return subprocess.run(arguments(*words), env=ENV, capture_output=True, text=True, timeout=timeout_s, check=False)
+    told = [*map(str, words)]
+    process = ForkedCommand(main, told, ENV)
+    output, errors = process.communicate(timeout_s)
+    return subprocess.CompletedProcess(told, process.wait(), output, errors)
 
 
 def here(*words: object) -> subprocess.CompletedProcess[str]:
@@ -130,10 +134,8 @@ def here(*words: object) -> subprocess.CompletedProcess[str]:
 class Background:
     """`rlhf-orchestrate WORDS`, to be killed."""
 
-    def __init__(self, *words: object, module: str = "orchestrator.commands") -> None:
-        self.process = subprocess.Popen(
-            arguments(*words, module=module), env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+    def __init__(self, *words: object, main: Main = main) -> None:
+        self.process = ForkedCommand(main, [*map(str, words)], ENV, merged=True)
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float = 200) -> None:
         """Returns when the condition holds; fails with the process's output when it ends before that."""
