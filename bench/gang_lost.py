@@ -111,6 +111,12 @@ def lost(root: Path, scratch: Path, call: Call, size: int, parallel: Parallel, k
     return [whole_s, told_s, met_s, new_s, max(others_s), whole_s - told_s - met_s - max(new_s, *others_s)]
 
 
+def _line(mesh: str, kept: bool, ratio: str, values: Sequence[float]) -> str:
+    seconds, *parts = (f"{value:.2f}" for value in values)
+    cells = (mesh, "kept" if kept else "anew", seconds, ratio, *parts)
+    return " ".join(f"{cell:>12}" for cell in cells)
+
+
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--meshes", nargs="+", default=["2", "4"])
@@ -137,12 +143,11 @@ def main(given: Sequence[str] | None = None) -> None:
                     own = f"{mesh}-{repeat}-{kept}".replace(":", "-")
                     call = Call(own, "train", inputs(exchange, source.number), {"policy": source}, params)
                     found[kept].append(lost(root, scratch, call, int(ranks), parallel, kept))
+                    print(_line(mesh, kept, "", found[kept][-1]), flush=True)
             ratio = statistics.median(a[0] / b[0] for a, b in zip(found[True], found[False], strict=True))
             for kept, shown in ((True, f"{ratio:.2f}"), (False, "")):
                 medians = [statistics.median(values) for values in zip(*found[kept], strict=True)]
-                seconds, *parts = (f"{value:.2f}" for value in medians)
-                cells = (mesh, "kept" if kept else "anew", seconds, shown, *parts)
-                print(" ".join(f"{cell:>12}" for cell in cells))
+                print(_line("median", kept, shown, medians))
             rows.append({"mesh": mesh, "kept_s": found[True], "anew_s": found[False]})
     print(json.dumps({"bench": "gang_lost", "rows": rows}))
 

@@ -192,15 +192,25 @@ async def samples(given: argparse.Namespace, folder: Path) -> dict[str, list[flo
 PAUSED, PAUSE_S = "paused", 12
 RECIPE = f"""
 import asyncio
+from dataclasses import replace
 from orchestrator.recipes.base import recipe
 
 @recipe(paper="", advantage="grpo", loss="vanilla", aggregation="seq-mean-token-mean")
 async def {PAUSED}(step):
+    context = step._context
+    clock = replace(context.clock, start_s=context.clock.start_s + {PAUSE_S})
+    object.__setattr__(context, "clock", clock)  # the plan's step begins after the pause
+    if not context.plan.keep:
+        await context.fleet.not_needed("generate")  # what the step before has started ahead for this one goes
     await asyncio.sleep({PAUSE_S})  # longer than Knative's window: no function has a pod when it is over
     samples = step.generate()
     step.train("actor", samples, step.reward(samples))
 """
-VARIANTS: dict[str, Any] = {"zero": {"policy": "static"}, "warm": {"policy": "static", "keep_warm": True}}
+VARIANTS: dict[str, Any] = {
+    "zero": {"policy": "static"},
+    "ahead": {"policy": "adaptive", "objective": "speed"},
+    "warm": {"policy": "static", "keep_warm": True},
+}
 
 
 def steps(given: argparse.Namespace) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 The template is a whole `batch/v1` Job whose first container has the orchestrator's image and mounts the directory of
 runs where this server does; name, labels and arguments are put in here. The runner's service account needs nothing of
 Jobs; this server's needs create, list and deletecollection of `jobs` in its namespace. What an orchestrator prints it
-keeps in its run directory itself: a pod's log goes with the pod.
+keeps in its run directory itself: a pod's log goes with the pod. Launches belong to this server's service account:
+where that goes with its release, so do they, and do not wait for stores and rights that are gone.
 """
 
+import base64
 import copy
 import json
 from collections.abc import Iterable
@@ -21,7 +23,8 @@ from orchestrator.base.errors import ConfigError, RunError
 
 RUNNER_LABEL = "rlhf-orchestrate/runner"
 """Its value is the job; other objects of a job (its functions, its lease) carry labels of their own."""
-NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+NAMESPACE_FILE, TOKEN_FILE = ACCOUNT / "namespace", ACCOUNT / "token"
 ANSWER_S = 10.0
 
 
@@ -41,6 +44,16 @@ def job_alive(job: dict[str, Any]) -> bool:
     """The Job has neither completed nor failed; one that is being deleted is alive until its pods are gone."""
     conditions = (job.get("status") or {}).get("conditions") or []
     return not any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
+
+
+def owners(token: str) -> list[dict[str, str]]:
+    """`ownerReferences` to the service account that a pod's token (a JWT) names; none where it is no such token."""
+    try:
+        payload = base64.urlsafe_b64decode(token.split(".")[1] + "==")
+        account = json.loads(payload)["kubernetes.io"]["serviceaccount"]
+        return [{"apiVersion": "v1", "kind": "ServiceAccount", "name": account["name"], "uid": account["uid"]}]
+    except (IndexError, ValueError, KeyError, TypeError):
+        return []
 
 
 class KubernetesLauncher:
@@ -63,6 +76,8 @@ class KubernetesLauncher:
             if NAMESPACE_FILE.exists():
                 kubernetes.config.load_incluster_config()  # type: ignore[no-untyped-call]
                 namespace = NAMESPACE_FILE.read_text().strip()
+                if manifest["metadata"].get("namespace", namespace) == namespace:
+                    manifest["metadata"]["ownerReferences"] = owners(TOKEN_FILE.read_text())
             else:
                 kubernetes.config.load_kube_config()  # type: ignore[no-untyped-call]
                 _, context = kubernetes.config.list_kube_config_contexts()  # type: ignore[no-untyped-call]

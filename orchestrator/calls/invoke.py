@@ -129,7 +129,7 @@ class Invoker:
                     if event.kind == "error":
                         break
                     if event.kind == "done":
-                        span.end(attempt.replica, attributes={"rlhf.cold": attempt.cold})
+                        span.end(attempt.replica, attributes={"rlhf.cold": attempt.cold, **attempt.place})
                         observation = attempt.observation(event)
                         self.ended(function, "done", observation)
                         observe(observation)
@@ -188,6 +188,8 @@ class _Attempt:
         self.function, self.call = function, call
         self.asked_s = self.started_s = now_s()
         self.replica, self.cold = "", False
+        self.place: dict[str, str | bool] = {}
+        """Of a replica's first call on a cluster with node agents: its node, and whether it has to fetch its state."""
         self.prompt_tokens = self.response_tokens = self.samples = 0
         self.error: dict[str, object] = {}
         self.account: Told | None = None
@@ -198,6 +200,8 @@ class _Attempt:
         if event.kind == "started":
             self.started_s = now_s()
             self.replica, self.cold = str(data.get("replica", "")), data.get("calls") == 0
+            if "node" in data:
+                self.place = {"k8s.node.name": data["node"], "rlhf.strange": data["strange"]}
         elif event.kind == "progress" and "meter" in data:
             self.account, self.account_s = Told.from_json(data["meter"]), now_s()
         elif event.kind == "error":
@@ -210,6 +214,8 @@ class _Attempt:
     def observation(self, done: Event) -> CallObservation:
         counts = {**done.data, **done.data.get("stats", {})}  # train keeps its counts beside its metrics
         stats = {k: float(v) for k, v in counts.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        if self.place:
+            stats["strange"] = float(self.place["rlhf.strange"])
         if self.account is not None:
             stats |= {"bytes_in": float(self.account.bytes_in), "bytes_out": float(self.account.bytes_out)}
         return CallObservation(

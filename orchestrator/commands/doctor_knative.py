@@ -90,6 +90,7 @@ def needed_features(config: KnativeConfig) -> list[str]:
         "runtimeclassname": config.runtime_class is not None,
         "persistent-volume-claim": any(v.claim is not None for v in config.volumes),
         "persistent-volume-write": any(v.claim is not None and not v.read_only for v in config.volumes),
+        "affinity": config.node_agent is not None,
         "volumes-hostpath": any(v.host_path is not None for v in config.volumes) or config.node_agent is not None,
     }
     return [f"kubernetes.podspec-{flag}" for flag, wanted in wants.items() if wanted]

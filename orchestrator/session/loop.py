@@ -192,15 +192,16 @@ class Loop:
             await self._commit(versions, draw.cursor, report, plan, start_s, before)
 
     def _prewarm(self, context: Context) -> Iterator[Coroutine[Any, Any, None]]:
-        """Starts functions when the plan says so, for this step and for the next."""
-        plan = context.plan
+        """Starts functions when the plan says so, for this step and for the next, where there is one."""
+        plan, last = context.plan, context.number == self.job.steps
 
         async def start(function: str, planned_s: float, *, next_step: bool) -> None:
             await context.clock.reach(planned_s)
             await self.fleet.prewarm(function, plan.replicas[function], next_step=next_step)
 
         yield from (start(*planned, next_step=False) for planned in plan.prewarm_s.items())
-        yield from (start(*planned, next_step=True) for planned in plan.prewarm_next_s.items())
+        if not last:
+            yield from (start(*planned, next_step=True) for planned in plan.prewarm_next_s.items())
 
     def _validates(self, number: int) -> bool:
         every = self.job.validate_every

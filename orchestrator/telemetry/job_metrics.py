@@ -38,6 +38,8 @@ PHASE_SECONDS = Metric("rlhf_job_phase_seconds_total", "counter", "Seconds of ca
                        "load, generate, ...; phases may lie within others.", ("function", "phase"))  # fmt: skip
 COLD_START = Metric("rlhf_job_cold_start_seconds", "histogram", "Seconds from the request of a call to its start, "
                     "where it found no replica that had answered before.", ("function",))  # fmt: skip
+STRANGE = Metric("rlhf_job_strange_starts_total", "counter", "Replicas that started on a node while what their "
+                 "function had left lay on others (clusters with node agents).", ("function",))  # fmt: skip
 SAMPLES = Metric("rlhf_job_samples_total", "counter", "Samples that calls have worked on.", ("function",))
 TOKENS = Metric("rlhf_job_tokens_total", "counter", "Tokens of those samples, prompts included.", ("function",))
 BYTES = Metric("rlhf_job_exchange_bytes_total", "counter", "Bytes that calls have read from (in) and written to (out) "
@@ -51,7 +53,7 @@ STARTS = Metric("rlhf_job_replica_starts_total", "counter", "Replicas started.",
 
 COUNTED = (
     STEP_SECONDS, STEP_COST, STAGE_SECONDS, REWARD, RESPONSE_TOKENS, VALIDATION, MISMATCH, PLANNER_ERROR, CALLS,
-    CALL_SECONDS, PHASE_SECONDS, COLD_START, SAMPLES, TOKENS, BYTES,
+    CALL_SECONDS, PHASE_SECONDS, COLD_START, STRANGE, SAMPLES, TOKENS, BYTES,
 )  # fmt: skip
 OF_BOOKS = (FUNCTION_COST, REPLICA_SECONDS, BUSY_SECONDS, GPU_SECONDS, STARTS)
 METRICS = (*COUNTED, *OF_BOOKS)
@@ -81,6 +83,7 @@ class JobMetrics:
             values.add(PHASE_SECONDS, stop_s - start_s, function, phase)
         if call.cold:
             values.observe(COLD_START, call.start_s, function)
+            values.add(STRANGE, call.stats.get("strange", 0.0), function)
         values.add(SAMPLES, call.samples or call.stats.get("samples", 0.0), function)
         tokens = call.prompt_tokens + call.response_tokens
         values.add(TOKENS, tokens or call.stats.get("tokens", 0.0), function)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import threading
@@ -14,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import kubernetes
 import pytest
 
-from orchestrator.api.launch_kubernetes import RUNNER_LABEL, KubernetesLauncher, job_manifest
+from orchestrator.api.launch_kubernetes import RUNNER_LABEL, KubernetesLauncher, job_manifest, owners
 from orchestrator.api.server import ServeOptions, build
 from orchestrator.base.errors import ConfigError, RunError
 
@@ -110,6 +111,20 @@ def test_the_manifest_of_a_launch() -> None:
     ]
     assert RUNNER_LABEL not in json.dumps(TEMPLATE), "the template stays as it is"
     assert re.fullmatch(r"[a-z0-9-]{1,63}", job_manifest(TEMPLATE, "x" * 48, 10**9, Path("/r"))["metadata"]["name"])
+
+
+@pytest.mark.parametrize("name", ["a", "ab", "abc", "rlhf-ü"])
+def test_launches_belong_to_the_account_that_the_pods_token_names(name: str) -> None:
+    """A claim as Kubernetes makes it; base64url without padding (RFC 7515, section 2)."""
+    claims = {"sub": "system:x", "kubernetes.io": {"namespace": "n", "serviceaccount": {"name": name, "uid": "4-2"}}}
+    payload = base64.urlsafe_b64encode(json.dumps(claims, ensure_ascii=False).encode()).decode().rstrip("=")
+    expected = {"apiVersion": "v1", "kind": "ServiceAccount", "name": name, "uid": "4-2"}
+    assert owners(f"eyJhbGciOiJSUzI1NiJ9.{payload}.c2ln") == [expected]
+
+
+@pytest.mark.parametrize("token", ["", "opaque", "a.b.c", "a.e30.c", "a.W10.c"])
+def test_a_token_that_names_no_account_makes_no_owner(token: str) -> None:
+    assert owners(token) == []
 
 
 def test_a_job_lives_until_it_completes_or_its_pods_are_gone(launcher: KubernetesLauncher, cluster: Cluster) -> None:

@@ -135,6 +135,9 @@ def test_replicas_for_a_tail_that_does_not_come_go_with_generation(
     assert len(lives) == len(training) == 2
     for life, trained in zip(lives, training, strict=True):
         assert life.draining_s < trained.start_s, "a replica that nobody needs is paid for while others work"
+    stayed = functions["generate"].lives
+    assert len(stayed) == 2, "those of the first step are the second's"
+    assert all(life.draining_s < training[-1].start_s for life in stayed), "no step follows that they could stay for"
 
 
 def test_the_tails_replica_dies_in_mid_tail(

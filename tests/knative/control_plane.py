@@ -145,10 +145,13 @@ class ControlPlane:
             return JSONResponse(cluster.create(kind, body), 201)
         if name is None:
             assert kind == "pods", "only pods are listed"
-            job = request.query_params["labelSelector"].split(",")[0].split("=")[1]
+            selector = request.query_params["labelSelector"]
             if request.query_params.get("watch"):
-                return StreamingResponse(self._watch(int(request.query_params["resourceVersion"]), job))
-            items = [pod.value for pod in cluster.pods.values() if _of(pod.value, job)]
+                return StreamingResponse(self._watch(int(request.query_params["resourceVersion"]), selector))
+            leases = [value["spec"]["template"] for (of, _), value in cluster.objects.items() if of == "jobs"]
+            agents = [value for (of, _), value in cluster.objects.items() if of == "pods"]
+            pods = [pod.value for pod in cluster.pods.values()]
+            items = [value for value in (*pods, *leases, *agents) if _selected(value, selector)]
             seen = cluster.events[-1][0] if cluster.events else 0
             return JSONResponse({"items": items, "metadata": {"resourceVersion": str(seen)}})
         if request.method == "GET":
@@ -165,12 +168,12 @@ class ControlPlane:
         assert request.headers["content-type"] == "application/merge-patch+json"
         return JSONResponse(cluster.patch(kind, name, body))
 
-    async def _watch(self, seen: int, job: str) -> AsyncIterator[bytes]:
+    async def _watch(self, seen: int, selector: str) -> AsyncIterator[bytes]:
         cluster = self.cluster
         while not self._servers[0][0].should_exit:
             for version, kind, value in [event for event in cluster.events if event[0] > seen]:
                 seen = version
-                if _of(value, job):
+                if _selected(value, selector):
                     yield json.dumps({"type": kind, "object": value}).encode() + b"\n"
             if not cluster.events or cluster.events[-1][0] <= seen:
                 with contextlib.suppress(TimeoutError):
@@ -258,5 +261,7 @@ async def _cut() -> AsyncIterator[bytes]:
     yield b""
 
 
-def _of(value: Json, job: str) -> bool:
-    return bool(value["metadata"]["labels"].get("rlhf-orchestrate/job") == job)
+def _selected(value: Json, selector: str) -> bool:
+    labels: dict[str, str] = value["metadata"]["labels"]
+    terms = [term.partition("=") for term in selector.split(",")]
+    return all(key in labels and (not equals or labels[key] == wanted) for key, equals, wanted in terms)

@@ -42,6 +42,8 @@ class Cluster:
     def __init__(self, root: Path, *, slots: int = 8, max_timeout_s: int = 3600, warm: Sequence[str] = ()) -> None:
         self.root, self.slots, self.max_timeout_s = root, slots, max_timeout_s
         self.features: set[str] = set()
+        self.nodes = ["node"]
+        """Those that take pods, the one that has taken one last at the end."""
         self.objects: dict[tuple[str, str], Json] = {}
         """By (kind, name): services, revisions, jobs, secrets."""
         self.revisions: dict[str, Revision] = {}
@@ -124,6 +126,7 @@ class Cluster:
         """What the webhook refuses where a cluster has Knative's own settings."""
         spec, annotations = template["spec"], template["metadata"]["annotations"]
         flags = {"nodeSelector": "nodeselector", "tolerations": "tolerations", "runtimeClassName": "runtimeclassname"}
+        flags |= {"affinity": "affinity"}
         for fieldname, flag in flags.items():
             if fieldname in spec and flag not in self.features:
                 raise Refused(
@@ -197,7 +200,8 @@ class Cluster:
         value.update(changed)
         if kind == "pods":
             self._tell("MODIFIED", value)
-            self._reconcile(self.pods[name].revision)  # one that has lost its label is replaced
+            if name in self.pods:  # else it is a node agent's
+                self._reconcile(self.pods[name].revision)  # one that has lost its label is replaced
         return value
 
     async def _annotated(self, revision: Revision) -> None:
@@ -355,9 +359,23 @@ class Cluster:
             if pod.removing:
                 raise asyncio.CancelledError
             await asyncio.sleep(0.01)
-        pod.value["spec"]["nodeName"] = "node"
+        pod.value["spec"]["nodeName"] = self._node(pod)
         pod.value["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
         self._tell("MODIFIED", pod.value)
+
+    def _node(self, pod: Pod) -> str:
+        """The one that its affinity prefers, of equals the one that has taken none for longest."""
+        affinity = pod.value["spec"].get("affinity", {}).get("podAffinity", {})
+        terms = affinity.get("preferredDuringSchedulingIgnoredDuringExecution", ())
+        there = [(v["spec"]["nodeName"], v["metadata"]["labels"]) for (k, _), v in self.objects.items() if k == "pods"]
+
+        def score(node: str) -> int:
+            wanted = [(t["weight"], t["podAffinityTerm"]["labelSelector"]["matchLabels"]) for t in terms]
+            return sum(w for w, labels in wanted for at, has in there if at == node and labels.items() <= has.items())
+
+        best = max(self.nodes, key=score)
+        self.nodes = [*(node for node in self.nodes if node != best), best]
+        return best
 
     async def _start(self, pod: Pod) -> None:
         container = pod.value["spec"]["containers"][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -221,3 +222,24 @@ def test_with_node_agents_a_pod_is_a_ticket_with_the_agents_directory_read_only(
     assert {"name": "node-agent", "hostPath": host} in pod(GPU, agents)["volumes"]
     assert container["resources"] == before["resources"], "it holds the GPU in the cluster's books"
     assert "command" not in before
+    assert "affinity" not in pod(GPU)
+
+
+def test_a_pod_prefers_the_agents_that_have_its_functions_state_in_its_own_run() -> None:
+    job = "j" * (63 - len("-generate-00001-deployment"))
+    agents = replace(CONTEXT, job=job, run="a1", config=CONFIG.model_copy(update={"node_agent": "/var/lib/agent"}))
+    ours = pod(GPU, agents)["affinity"]
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
+    spec = {"containers": [{"name": "c"}], "affinity": ours}
+    kubernetes_validate.validate(body | {"spec": spec}, "1.34", strict=True)
+    [term] = ours["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert ours.keys() == {"podAffinity"}
+    assert ours["podAffinity"].keys() == {"preferredDuringSchedulingIgnoredDuringExecution"}, "nowhere it has to be"
+    [(key, value)] = term["podAffinityTerm"]["labelSelector"]["matchLabels"].items()
+    prefix, _, name = key.partition("/")
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", prefix)
+    assert re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{,61}[A-Za-z0-9])?", name)
+    assert value == "a1"
+    assert pod(CPU, agents)["affinity"] != ours
+    assert pod(GPU, replace(agents, run="b2"))["affinity"] != ours, "another run, of the same name"
+    assert pod(GPU, replace(agents, job="other"))["affinity"] != ours

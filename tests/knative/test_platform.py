@@ -37,7 +37,7 @@ from tests.support.waiting import eventually
 
 FUNCTIONS = Path(__file__).parents[1] / "server" / "functions_for_tests.py"
 COUNT = FunctionSpec("count", f"{FUNCTIONS}:Count", max_replicas=4)
-FAST = Timing(quiet_s=8 / SPEED, lease_s=6.0, renew_s=1.5, pending_s=2.0, close_s=5.0, ready_s=10.0)
+FAST = Timing(quiet_s=6 / SPEED, lease_s=6.0, renew_s=1.5, pending_s=2.0, close_s=5.0, ready_s=10.0)
 
 
 def context(plane: ControlPlane, run: str = "a1", **settings: Any) -> JobContext:

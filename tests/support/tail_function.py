@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.job.config import load_job
-from orchestrator.planner.base import TAIL, StepPlan, StepRequest
+from orchestrator.planner.base import GENERATE, TAIL, StepPlan, StepRequest
 from orchestrator.planner.static import StaticPlanner
 from orchestrator.run.directory import RunDirectory
 from orchestrator.session.session import Run, prepare, train
@@ -32,9 +32,12 @@ class CutsAtOnce(StaticPlanner):
 
 
 class NeverCuts(CutsAtOnce):
-    """Expects a tail that does not come."""
+    """Expects a tail that does not come, and has generate stay for the next step."""
 
     cuts = False
+
+    def plan(self, request: StepRequest) -> StepPlan:
+        return replace(super().plan(request), prewarm_next_s={GENERATE: 0.0})
 
 
 def main(words: Sequence[str]) -> int:

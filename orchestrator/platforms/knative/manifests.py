@@ -47,6 +47,8 @@ WAIT_S = 60
 TOKEN_KEY = "token"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 AGENT = "node-agent"
+HOME = "home.rlhf-orchestrate/"
+"""Of the labels of node agents that have a function's state (placement.py)."""
 GATE, GATE_PATH = "gate", "/run/rlhf-orchestrate"
 
 
@@ -125,6 +127,11 @@ def service_name(job: str, function: str) -> str:
     return f"{job}-{function}"
 
 
+def home_key(job: str, function: str) -> str:
+    """Such a label; its value is the run's id, so that no other job attracts pods of this one."""
+    return f"{HOME}{service_name(job, function)}"
+
+
 def service(context: JobContext, spec: FunctionSpec) -> Json:
     """The Knative Service of one function, cluster-local, at zero."""
     tags = labels(context, spec.name) | {FUNCTION_LABEL: spec.name}
@@ -191,6 +198,8 @@ def _pod(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
             *([] if config.node_agent is None else [_node_agent(config.node_agent)]),
         ],
     }
+    if config.node_agent is not None:
+        pod["affinity"] = _near_its_state(context, spec.name)
     if config.service_account is not None:
         pod["serviceAccountName"] = config.service_account
     if config.image_pull_secret is not None:
@@ -255,6 +264,15 @@ def _container(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
 def _node_agent(directory: str) -> Json:
     """Where its sockets are; on a node that has no agent the directory is made, and stays empty."""
     return {"name": AGENT, "hostPath": {"path": directory, "type": "DirectoryOrCreate"}}
+
+
+def _near_its_state(context: JobContext, function: str) -> Json:
+    term = {
+        "labelSelector": {"matchLabels": {home_key(context.job, function): context.run}},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    preferred = [{"weight": 100, "podAffinityTerm": term}]
+    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
 def _shares(config: KnativeConfig, spec: FunctionSpec) -> bool:

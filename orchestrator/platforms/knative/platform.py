@@ -16,6 +16,7 @@ import math
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 from functions.base.wire import Call, Event
@@ -28,8 +29,9 @@ from orchestrator.platforms.knative.calls import Caller
 from orchestrator.platforms.knative.kn import CLUSTER, apply_service, find_kn, hint
 from orchestrator.platforms.knative.kueue import check_queue
 from orchestrator.platforms.knative.lease import Lease, LeaseLost
+from orchestrator.platforms.knative.placement import Homes
 from orchestrator.platforms.knative.scale import GRACE_S, Function, Scaler, Timing
-from orchestrator.platforms.knative.watch import Pods, PodWatch
+from orchestrator.platforms.knative.watch import Pod, Pods, PodWatch
 from orchestrator.platforms.queue import deployed
 
 POLL_S = 0.1
@@ -48,6 +50,7 @@ class KnativePlatform:
         self._kn = find_kn()
         self._functions: dict[str, Function] = {}
         self._pods = Pods(self._pods_changed)
+        self._homes = Homes(self._api, context)
         self._caller: Caller | None = None
         self._watch: PodWatch | None = None
         self._lease: Lease | None = None
@@ -73,6 +76,8 @@ class KnativePlatform:
                 self._watch = watch
                 self._spawn(watch.supervise())
             await _all(self._deploy(spec) for spec in specs)
+            if self._config.node_agent is not None and not self._deployed:
+                self._spawn(self._homes.sweep())
             self._deployed = True
         except ApiError as error:
             if error.away:
@@ -95,7 +100,10 @@ class KnativePlatform:
                         pod = str(event.data["replica"])
                         queue.unplaced -= 1
                         queue.last_request_s = now_s()
-                        self._pods.take(function, pod).parked_s = float(event.data.get("parked_s", 0.0))
+                        taken = self._pods.take(function, pod)
+                        taken.parked_s = float(event.data.get("parked_s", 0.0))
+                        if self._config.node_agent is not None and event.data["calls"] == 0:
+                            event = replace(event, data={**event.data, **self._placed(taken)})
                         queue.changed.set()
                     if event.kind in ("done", "error"):
                         whole = "deadline_s" not in event.data
@@ -299,6 +307,13 @@ class KnativePlatform:
                 answer.cancel()
                 await asyncio.wait((answer,))
 
+    def _placed(self, pod: Pod) -> dict[str, str | bool]:
+        """Of a replica's first call: where it runs, and whether its function's state is elsewhere."""
+        strange = self._homes.strange(pod.function, pod.node)
+        nodes = frozenset(one.node for one in self._pods.of(pod.function) if one.live and one.node)
+        self._spawn(self._homes.moved(pod.function, nodes, found=pod.parked_s > 0))
+        return {"node": pod.node, "strange": strange}
+
     def _over(self, queue: Function, pod: str) -> None:
         """An attempt has ended, on `pod` or before it came to one."""
         if pod:
@@ -348,6 +363,8 @@ class KnativePlatform:
                 *(asyncio.to_thread(delete, core(namespace, "pods", n), grace_s=GRACE_S) for n in live)
             )
             await asyncio.sleep(POLL_S)
+        if self._config.node_agent is not None:
+            await self._homes.forget()
         if self._lease is not None:
             await self._lease.drop()
 

@@ -37,8 +37,9 @@ ROUTES_S = 0.2
 class Timing:
     """What the platform waits for. The defaults are for Knative 1.21 to 1.23 with a window of 6 s."""
 
-    quiet_s: float = 8.0
-    """After a request has arrived, or the first pod was ready: the window, and one tick of the autoscaler (2 s)."""
+    quiet_s: float = 6.0
+    """After a request has arrived, or the first pod was ready: the window. Knative marks the function inactive at its
+    autoscaler's next tick (2 s), or the one after."""
     lease_s: float = 20.0
     """At most; three times `renew_s` where renewals come on time."""
     renew_s: float = 2.0

@@ -29,6 +29,7 @@ class Pod(Life):
 
     aside: bool = False
     """Taken out of its ReplicaSet: it will be deleted, whatever the watch says until then."""
+    node: str = ""
     deleted: bool = False
     reason: Reason | None = None
     reason_since_s: float = 0.0
@@ -71,7 +72,8 @@ class Pods:
         if value.get("status", {}).get("phase") in ("Succeeded", "Failed"):  # evicted: its node is free of it
             self._gone(pod)
             return
-        if pod.started_s is None and value.get("spec", {}).get("nodeName"):
+        pod.node = value.get("spec", {}).get("nodeName", "")
+        if pod.started_s is None and pod.node:
             pod.started_s = now_s()
         statuses = value.get("status", {}).get("containerStatuses", ())
         pod.restarts = max((status["restartCount"] for status in statuses), default=0)
