@@ -19,6 +19,7 @@ import yaml
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
+from orchestrator.api.files import FILES
 from orchestrator.base.errors import ConfigError, RunError
 
 RUNNER_LABEL = "rlhf-orchestrate/runner"
@@ -36,7 +37,13 @@ def job_manifest(template: dict[str, Any], job: str, launch: int, runs: Path) ->
     metadata.setdefault("labels", {})[RUNNER_LABEL] = job
     pod = manifest["spec"]["template"]
     pod.setdefault("metadata", {}).setdefault("labels", {})[RUNNER_LABEL] = job
-    pod["spec"]["containers"][0]["args"] = ["resume", str(runs / job), "--keep-output"]
+    container = pod["spec"]["containers"][0]
+    container["args"] = ["resume", str(runs / job), "--keep-output"]
+    mounts = container.get("volumeMounts", [])
+    if whole := next((mount for mount in mounts if mount["mountPath"] == str(runs)), None):
+        mounts.remove(whole)  # of all runs it has its own, and the files that jobs came with
+        mounts.append(whole | {"mountPath": str(runs / job), "subPath": job})
+        mounts.append(whole | {"mountPath": str(runs / FILES), "subPath": FILES, "readOnly": True})
     return manifest
 
 
@@ -67,6 +74,7 @@ class KubernetesLauncher:
     def connect(cls, runs: Path, template: Path) -> Self:
         """By the pod's service account, else by KUBECONFIG. Raises ConfigError."""
         try:
+            (runs / FILES).mkdir(parents=True, exist_ok=True)  # for runners to mount
             manifest = yaml.safe_load(template.read_text())
             if manifest["kind"] != "Job" or not manifest["spec"]["template"]["spec"]["containers"]:
                 raise ConfigError(f"{template}: want a Job manifest with a container")

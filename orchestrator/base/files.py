@@ -11,6 +11,11 @@ from typing import IO
 from orchestrator.base.errors import RunError
 
 
+def nofollow(path: str, flags: int) -> int:
+    """`opener` for files of a run: a recipe may write there, and a link could lead where it may not look."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """What the block fails with of the file system is a RunError that names `path`."""
@@ -29,7 +34,7 @@ def write_atomically(path: Path, data: bytes, *, flush: bool = True) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("wb") as file:
+            with open(temporary, "wb", opener=nofollow) as file:
                 file.write(data)
                 if flush:
                     file.flush()
@@ -76,7 +81,7 @@ class Lines:
     def __init__(self, path: Path, kept: int) -> None:
         self._path = path
         with writing(path):
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
             os.ftruncate(self._file, kept)
 
     def append(self, line: bytes) -> None:

@@ -25,7 +25,7 @@ RIGHTS = (
     ("apps", "deployments/scale", ("patch",)),
     ("batch", "jobs", ("create", "patch", "delete")),
     ("", "pods", ("get", "list", "watch", "patch", "delete")),
-    ("", "secrets", ("get", "create", "patch")),
+    ("", "secrets", ("create", "patch")),
 )
 """All that the platform asks for, in the job's namespace,"""
 QUEUE = ("kueue.x-k8s.io", "localqueues", ("get",))

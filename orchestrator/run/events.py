@@ -32,7 +32,7 @@ from typing import Literal, get_args
 
 from functions.base.wire import Json
 from orchestrator.base.errors import OrchestratorError, RunError
-from orchestrator.base.files import Lines
+from orchestrator.base.files import Lines, nofollow
 from orchestrator.run.directory import RunDirectory
 
 FILE = "events.jsonl"
@@ -76,7 +76,7 @@ def read_events(path: Path, *, start: int = 0) -> tuple[list[RunEvent], int]:
     Raises RunError for a file that holds something else.
     """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=nofollow) as file:
             file.seek(start)
             data = file.read()
     except FileNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import re
 import threading
@@ -111,6 +112,19 @@ def test_the_manifest_of_a_launch() -> None:
     ]
     assert RUNNER_LABEL not in json.dumps(TEMPLATE), "the template stays as it is"
     assert re.fullmatch(r"[a-z0-9-]{1,63}", job_manifest(TEMPLATE, "x" * 48, 10**9, Path("/r"))["metadata"]["name"])
+
+
+def test_a_runner_sees_its_own_run_and_no_other() -> None:
+    template = copy.deepcopy(TEMPLATE)
+    template["spec"]["template"]["spec"]["containers"][0]["volumeMounts"] = [  # type: ignore[index]
+        {"name": "runs", "mountPath": "/runs"}, {"name": "tmp", "mountPath": "/tmp"},
+    ]  # fmt: skip
+    made = job_manifest(template, "tiny-0123456789", 2, Path("/runs"))
+    assert made["spec"]["template"]["spec"]["containers"][0]["volumeMounts"] == [
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "runs", "mountPath": "/runs/tiny-0123456789", "subPath": "tiny-0123456789"},
+        {"name": "runs", "mountPath": "/runs/.files", "subPath": ".files", "readOnly": True},
+    ]
 
 
 @pytest.mark.parametrize("name", ["a", "ab", "abc", "rlhf-ü"])

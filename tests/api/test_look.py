@@ -322,6 +322,8 @@ def test_last_lines_of_a_long_file(tmp_path: Path) -> None:
     assert last_lines(file, 3) == []
     file.write_text("".join(f"line {i} {'x' * 100}\n" for i in range(10_000)))
     assert [line.split()[1] for line in last_lines(file, 3)] == ["9997", "9998", "9999"]
+    (tmp_path / "link").symlink_to(file)
+    assert last_lines(tmp_path / "link", 3) == [], "what a recipe has put in its place leads out of its run"
 
 
 def test_counts_against_looking_at_many_moments(tmp_path: Path) -> None:

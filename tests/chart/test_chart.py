@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_every_pod_is_confined(scenario: Objects) -> None:
         if pod["metadata"]["labels"]["app.kubernetes.io/component"] in ("api", "runner"):
             assert spec["serviceAccountName"], "it talks to the cluster's API"
             writable = {m["mountPath"] for m in spec["containers"][0]["volumeMounts"] if not m.get("readOnly")}
-            assert writable == {"/runs", "/tmp"}
+            assert writable == {"/runs", "/tmp"}, "a runner's launch narrows it to its own run"
         if name.endswith(("-test-api", "-test-exchange")) or "valkey" in name or "seaweedfs" in name:
             assert spec["automountServiceAccountToken"] is False, name
 
@@ -158,6 +159,32 @@ def test_the_runner_has_the_rights_that_the_platform_asks_for_and_no_others(rend
         binding = one(objects, "RoleBinding", f"-{account}")
         assert binding["subjects"][0]["name"] == one(objects, "ServiceAccount", f"-{account}")["metadata"]["name"]
     assert one(objects, "ServiceAccount", "-functions")["automountServiceAccountToken"] is False
+
+
+def test_what_a_runner_may_write_is_what_the_release_deploys(render: Render) -> None:
+    """The rules themselves are tried on a cluster (tests/cluster/test_rights.py)."""
+    objects = render(PRODUCTION, "--set", "images.trainer.repository=registry:5000/a/trainer")
+    policy = one(objects, "ValidatingAdmissionPolicy", "-runner")
+    binding = one(objects, "ValidatingAdmissionPolicyBinding", "-runner")["spec"]
+    assert (binding["policyName"], binding["validationActions"]) == (policy["metadata"]["name"], ["Deny"])
+    account = config(objects)[1]["spec"]["template"]["spec"]["serviceAccountName"]
+    assert f"'system:serviceaccount:rl:{account}'" in policy["spec"]["matchConditions"][0]["expression"]
+    asked = {
+        (group, resource) for group, resource, verbs in RIGHTS if {"create", "patch", "update", "delete"} & set(verbs)
+    }
+    rules = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert {(rule["apiGroups"][0], resource) for rule in rules for resource in rule["resources"]} == asked
+    knative = config(objects)[0]["platform"]["knative"]
+    [pods] = [v["expression"] for v in policy["spec"]["validations"] if "function's pods" in v["message"]]
+    named = [json.loads(found) for found in re.findall(r'\["[^]]*\]', pods)]
+    images = {knative["image"], *knative["images"].values()}
+    assert named[0] == sorted({image.rpartition(":")[0] for image in images})
+    assert "registry:5000/a/trainer" in named[0]
+    claims = [volume["claim"] for volume in knative["volumes"] if "claim" in volume]
+    assert named[1:] == [found for found in (knative["env_secrets"], claims, [knative["node_agent"]]) if found]
+    assert f'"{knative["service_account"]}"' in pods
+    kinds = {item["kind"] for item in render(DEVELOPMENT, "--set", "admissionPolicy.enabled=false")}
+    assert not any("Admission" in kind for kind in kinds)
 
 
 def test_the_runner_goes_on_after_it_was_killed_and_not_after_it_failed(render: Render) -> None:

@@ -20,7 +20,7 @@ def test_from_zero_to_an_answer_and_back(control_plane: Start, tmp_path: Path) -
     defaults = tmp_path / "defaults.json"
     defaults.write_text(json.dumps({"exchange": {"url": f"dir://{tmp_path}/x"}, "platform": {"knative": knative}}))
     done = subprocess.run(
-        [sys.executable, str(CHART / "files" / "roundtrip.py"), str(defaults)],
+        [sys.executable, str(CHART / "files" / "roundtrip.py"), str(defaults), "rel"],
         env=ENV | {"KUBECONFIG": str(plane.root / "kubeconfig"), "PYTHONPATH": str(CHART.parents[1])},
         capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip

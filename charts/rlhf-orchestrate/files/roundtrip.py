@@ -1,6 +1,6 @@
 """helm test: a function goes from zero to an answer and back to zero, through Knative, on a CPU.
 
-python roundtrip.py defaults.json
+python roundtrip.py defaults.json JOB        JOB: of the pod, as a runner's (<job>-<launch>-<random>)
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import json
 import sys
 import time
-import uuid
 from pathlib import Path
 
 from functions.base.wire import Call
@@ -22,7 +21,7 @@ from orchestrator.platforms.knative.platform import KnativePlatform
 async def main() -> None:
     defaults = json.loads(Path(sys.argv[1]).read_text())
     config = KnativeConfig.model_validate(defaults["platform"]["knative"])
-    job = f"helm-test-{uuid.uuid4().hex[:8]}"
+    job = sys.argv[2]
     platform = KnativePlatform(JobContext(job, defaults["exchange"]["url"], job, 300.0, config))
     try:
         await platform.deploy([FunctionSpec("reward", "reward", memory_gb=1.0)])

@@ -1,10 +1,12 @@
 """Past events by kind, a page at a time; and the last lines of a text file."""
 
+import errno
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from functions.base.wire import Json
 from orchestrator.base.errors import RunError
+from orchestrator.base.files import nofollow
 
 CHUNK = 1 << 18
 """As much of a file's end as is looked at."""
@@ -19,13 +21,13 @@ def event_page(events: Sequence[Json], kinds: Collection[str] | None, before: in
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """None where there is no file. Raises RunError where it cannot be read."""
+    """None where there is no file, or a link. Raises RunError where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=nofollow) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - CHUNK))
             return file.read().decode(errors="replace").splitlines()[-count:]
-    except FileNotFoundError:
-        return []
     except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return []
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error

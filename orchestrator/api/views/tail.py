@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.base.errors import RunError
+from orchestrator.base.files import nofollow
 
 KEPT = 16
 """Files whose lines stay parsed."""
@@ -37,7 +38,7 @@ class Tails:
                 if stat.st_ino != file.inode or stat.st_size < file.offset:
                     file.inode, file.offset, file.rows = stat.st_ino, 0, []
                 if stat.st_size > file.offset:
-                    with path.open("rb") as opened:
+                    with open(path, "rb", opener=nofollow) as opened:
                         opened.seek(file.offset)
                         data = opened.read()
                     whole = data[: data.rfind(b"\n") + 1]

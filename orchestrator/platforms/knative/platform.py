@@ -147,15 +147,16 @@ class KnativePlatform:
 
     async def _own_token(self, lease: Lease, specs: Sequence[FunctionSpec]) -> str:
         """The job's bearer token: the one that its pods have, if there are any, or a new one. All gates are up."""
-        path = core(self._config.namespace, "secrets", self._context.secret)
+        secrets_path = core(self._config.namespace, "secrets")
+        path = f"{secrets_path}/{self._context.secret}"
+        body = manifests.secret(self._context, secrets.token_urlsafe(32))
+        body["metadata"] |= manifests.owned_by(lease.job)["metadata"]
         try:
-            found = await asyncio.to_thread(self._api.get, path)
+            found = await asyncio.to_thread(self._api.create, secrets_path, body)
         except ApiError as error:
-            if error.status != 404:
+            if error.status != 409:
                 raise
-            body = manifests.secret(self._context, secrets.token_urlsafe(32))
-            body["metadata"] |= manifests.owned_by(lease.job)["metadata"]
-            found = await asyncio.to_thread(self._api.create, core(self._config.namespace, "secrets"), body)
+            found = await asyncio.to_thread(self._api.merge, path, {})  # read without the right to read all Secrets
         manifests.check_own(self._context, "Secret", found)
         up = manifests.gates((spec.name for spec in specs), up=True)
         await asyncio.to_thread(self._api.merge, path, up | manifests.owned_by(lease.job))
