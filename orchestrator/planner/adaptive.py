@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 
@@ -90,8 +90,9 @@ class AdaptivePlanner:
         self._prewarmed: frozenset[str] = frozenset()
         self._pace: dict[Kind, deque[float]] = {kind: deque(maxlen=PACES_KEPT) for kind in GUESSED}
         """How long steps took against their predictions, by kind; without that before any length was seen,"""
-        self._guessed, self._first = 1.0, cast("Kind", "own")
-        """which is what a kind that was not tried is weighed by, unless that step was of the kind."""
+        self._guessed = 1.0
+        """which is what a kind that was not tried is weighed by, unless that step was of the kind:"""
+        self._first: Kind = "own"
         self._episodes = False
 
     def plan(self, request: StepRequest) -> StepPlan:
