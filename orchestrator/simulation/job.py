@@ -28,7 +28,7 @@ from orchestrator.simulation.clock import run
 from orchestrator.simulation.functions import Model
 from orchestrator.simulation.lengths import Turns
 from orchestrator.simulation.memory import MemoryExchange
-from orchestrator.simulation.platform import Pool, SimulatedCall, SimulatedPlatform
+from orchestrator.simulation.platform import Pool, SimulatedPlatform
 from orchestrator.simulation.scenario import Scenario
 from orchestrator.step.dataflow import StepReport
 
@@ -52,7 +52,6 @@ class Outcome:
     plans: Sequence[StepResult]
     history: Sequence[Json]
     usage: Sequence[Usage]
-    spans: Sequence[SimulatedCall]
 
 
 def simulate(scenario: Scenario, policy: Policy, *, goal: Goal | None = None, deterministic: bool = False) -> Outcome:
@@ -127,7 +126,6 @@ async def _simulate(scenario: Scenario, policy: Policy, goal: Goal, deterministi
         plans=results,
         history=[r.record.history for r in results],
         usage=platform.usage(),
-        spans=platform.spans,
     )
 
 

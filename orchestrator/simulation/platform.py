@@ -34,15 +34,6 @@ class Pool:
     colocated: bool = False
 
 
-@dataclass(frozen=True)
-class SimulatedCall:
-    """A call as it was made; what was lost ends too."""
-
-    function: str
-    start_s: float
-    stop_s: float
-
-
 @dataclass(eq=False)
 class _Replica(Life):
     """Started when it has its GPUs."""
@@ -100,7 +91,6 @@ class SimulatedPlatform:
         self._deployed_s: float | None = None
         self._closing_s: float | None = None
         self._closed_s: float | None = None
-        self.spans: list[SimulatedCall] = []
 
     async def deploy(self, specs: Sequence[FunctionSpec]) -> None:
         if self._closed_s is not None:
@@ -127,7 +117,6 @@ class SimulatedPlatform:
     async def call(self, function: str, call: Call) -> AsyncIterator[Event]:
         queue = deployed(self.functions, function)
         replica = await queue.acquire()
-        start_s = now_s()
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         replica.events = events
         work = asyncio.create_task(_pump(perform(call, queue.model, replica.held, self._exchange), events))
@@ -142,7 +131,6 @@ class SimulatedPlatform:
         finally:
             work.cancel()
             replica.events = None
-            self.spans.append(SimulatedCall(function, start_s, now_s()))
             queue.release(replica)
 
     def replicas(self) -> list[Replica]:

@@ -119,8 +119,8 @@ class Answer:
 
     async def whole(self, request: Request) -> Response:
         self._start()
-        work: asyncio.Future[Any] = asyncio.gather(*(self._finished(text) for text in self.texts))
-        gone: asyncio.Future[Any] = asyncio.create_task(_gone(request))
+        work = asyncio.gather(*(self._finished(text) for text in self.texts))
+        gone = asyncio.create_task(_gone(request))
         try:
             either: set[asyncio.Future[Any]] = {work, gone}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
