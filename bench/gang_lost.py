@@ -125,6 +125,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args(given)
     rows: list[Json] = []
+    PROCESSES.set_forkserver_preload(["bench.gang_lost", "functions.models.pretrained"])
     with tempfile.TemporaryDirectory() as name:
         root, scratch = Path(name) / "exchange", Path(name) / "scratch"
         exchange = DirectoryExchange(root)

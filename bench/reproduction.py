@@ -206,8 +206,8 @@ def bound(scenario: Scenario) -> dict[str, Any]:
     outcome = simulate(scenario, SERVERFUL)
     other, generate_s = list[float](), list[float]()
     for step in outcome.plans:
-        ends = [s.stop_s for s in outcome.spans if s.function == "generate" and step.start_s <= s.start_s < step.stop_s]
-        generate_s.append(max(e for e in ends if e is not None) - step.start_s - scenario.reshard_s)
+        end_s = max(call.stop_s for call in step.report.calls if call.function == "generate")
+        generate_s.append(end_s - step.start_s - scenario.reshard_s)
         other.append(other_gpu_s(scenario, np.array([*step.report.lengths.values()])))
     step_s, least_s, other_s = (float(np.mean(each)) for each in (outcome.step_s, generate_s, other))
     best = max(least_s, other_s / scenario.gpus)

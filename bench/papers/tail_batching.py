@@ -19,10 +19,11 @@ import numpy.typing as npt
 
 from orchestrator.job.data import Cursor
 from orchestrator.planner.static import balance
+from orchestrator.session.loop import StepResult
 from orchestrator.simulation.baselines import SERVERFUL
 from orchestrator.simulation.decoding import Item, schedule
 from orchestrator.simulation.functions import Generate
-from orchestrator.simulation.job import Outcome, simulate
+from orchestrator.simulation.job import simulate
 from orchestrator.simulation.scenario import Scenario
 
 NAME = "tail-batching"
@@ -70,16 +71,14 @@ def tail_batching(scenario: Scenario, *, eta: float = ETA) -> Rounds:
     that are begun beyond what is wanted."""
     rounds = list(_rounds(scenario, eta))
     outcome = simulate(replace(scenario, lengths=Kept(rounds)), SERVERFUL)
-    plans = [(plan.start_s, plan.stop_s) for plan in outcome.plans]
-    rest_s = [stop_s - start_s - _generate_s(outcome, start_s, stop_s) for start_s, stop_s in plans]
+    rest_s = [step.stop_s - _generated_s(step) for step in outcome.plans]
     step_s = [round_.generated_s + after_s for round_, after_s in zip(rounds, rest_s, strict=True)]
     return Rounds(rounds, step_s, scenario.gpus * sum(step_s))
 
 
-def _generate_s(outcome: Outcome, start_s: float, stop_s: float) -> float:
-    """What generation took in the loop."""
-    ends = [s.stop_s for s in outcome.spans if s.function == "generate" and start_s <= s.start_s < stop_s]
-    return max(end for end in ends if end is not None) - start_s
+def _generated_s(step: StepResult) -> float:
+    """When generation ended in the loop."""
+    return max(call.stop_s for call in step.report.calls if call.function == "generate")
 
 
 def _rounds(scenario: Scenario, eta: float) -> Iterator[Round]:

@@ -36,12 +36,12 @@ def _place(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
 
 
 @contextmanager
-def _own(module: nn.Module, gradient: Placement | None = None) -> Iterator[None]:
+def _own(module: Any, gradient: Placement | None = None) -> Iterator[None]:
     """Within, the module's parameters are this rank's parts, whose gradients are placed as they are or as `gradient`
     says."""
     named, placed = dict(module.named_parameters(recurse=False)), None if gradient is None else [gradient]
     parts = {name: p.to_local(grad_placements=placed) for name, p in named.items() if isinstance(p, DTensor)}
-    module._parameters |= parts  # type: ignore[arg-type]
+    module._parameters |= parts
     try:
         yield
     finally:
@@ -77,7 +77,7 @@ def _rows(module: Any, mesh: DeviceMesh) -> None:
     module.forward = forward
 
 
-def _alike(module: nn.Module, mesh: DeviceMesh) -> None:
+def _alike(module: Any, mesh: DeviceMesh) -> None:
     """What each rank does with all weights to its own heads."""
     _place(module, mesh, Replicate())
     whole = module.forward
@@ -86,7 +86,7 @@ def _alike(module: nn.Module, mesh: DeviceMesh) -> None:
         with _own(module, Partial()):
             return whole(states)
 
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
 
 
 def _experts(module: Any, mesh: DeviceMesh) -> None:

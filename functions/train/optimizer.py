@@ -11,7 +11,6 @@ for the matrices of numbered layers, experts one by one; embeddings, heads and v
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from functions.call.train_params import OptimizerParams
 from functions.models.tensor_parallel import local
 from functions.train.parallel import full_scalar, placed
 
-T = TypeVar("T", bound=Tensor)
 MASTER = "master/"
 MOMENTUM = 0.95
 """Of Muon, with Nesterov's look ahead: torch's default."""
@@ -153,9 +151,9 @@ def _by_torch(update: Tensor) -> Tensor:
     return made.detach()
 
 
-def _alike(tensors: Iterable[T]) -> list[list[T]]:
+def _alike(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """In groups that one fused operation takes: of one mesh, and placed alike."""
-    groups = dict[object, list[T]]()
+    groups = dict[object, list[Tensor]]()
     for tensor in tensors:
         place = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
         groups.setdefault(place, []).append(tensor)

@@ -91,7 +91,8 @@ class AdaptivePlanner:
         self._pace: dict[Kind, deque[float]] = {kind: deque(maxlen=PACES_KEPT) for kind in GUESSED}
         """How long steps took against their predictions, by kind; without that before any length was seen,"""
         self._guessed = 1.0
-        """which is what a kind that was not tried is weighed by."""
+        """which is what a kind that was not tried is weighed by, unless that step was of the kind:"""
+        self._first: Kind = "own"
         self._episodes = False
 
     def plan(self, request: StepRequest) -> StepPlan:
@@ -119,10 +120,11 @@ class AdaptivePlanner:
         if self._last is not None and self._last.predicted_step_s is not None:
             predicted = {"step": (self._last.predicted_step_s, observation.step_s)}
             pace = observation.step_s / self._last.predicted_step_s
+            kind = _kind(self._last.turns > 0, self._last.overlap)
             if guessed:
-                self._guessed = max(1.0, pace)
+                self._guessed, self._first = max(1.0, pace), kind
             else:
-                self._pace[_kind(self._last.turns > 0, self._last.overlap)].append(pace)
+                self._pace[kind].append(pace)
             if self._last.predicted_cost_usd is not None and observation.cost_usd > 0:
                 predicted["cost"] = (self._last.predicted_cost_usd, observation.cost_usd)
             for name, (was, is_) in predicted.items():
@@ -206,11 +208,11 @@ class AdaptivePlanner:
         steps is tools, whose answers wait for no GPU."""
         if self.turns is None:
             return 1.0
-        turns = [*self._pace["turns"], *self._pace["fused turns"]]
-        tried = self._pace[kind] or (turns if kind != "own" else [])
-        if tried or self._episodes:
+        like: tuple[Kind, ...] = ("own",) if kind == "own" else ("turns", "fused turns")
+        tried = self._pace[kind] or [pace for k in like for pace in self._pace[k]]
+        if tried or self._episodes or self._first in like:
             return float(np.median([1.0, 1.0, *tried]))
-        return max(self._guessed, float(np.median([1.0, 1.0, *turns, *self._pace["own"]])))
+        return max(self._guessed, float(np.median([1.0, 1.0, *(pace for p in self._pace.values() for pace in p)])))
 
     def _tail(self, states: Sequence[ShardState], case: Case) -> Tail:
         costs = case.costs

@@ -104,7 +104,7 @@ def replay(run: RunDirectory) -> Recorded:
     held = "GPUs" if any(s.gpus for s in prepared.specs) else "replicas"
     return Recorded(
         name=job.name,
-        device=Device(held, *[0.0] * 6, None, f"measured in {run.path}"),
+        device=Device(held, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None, f"measured in {run.path}"),
         model=ModelShape(job.name, 0.0, 0, 0, 0),
         gpus=sum(spec.max_replicas * spec.gpus for spec in prepared.specs)
         or sum(spec.max_replicas for spec in prepared.specs),

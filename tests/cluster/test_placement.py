@@ -38,7 +38,7 @@ def place() -> Iterator[Release]:
         nodes = homes(release)
         if len(nodes) < 2:
             pytest.skip(f"needs agents on two nodes, they are on {', '.join(nodes)}")
-        patch = [{"op": "add", "path": f"/status/capacity/{RESOURCE.replace('/', '~1')}", "value": "2"}]
+        patch = [{"op": "add", "path": f"/status/capacity/{RESOURCE.replace('/', '~1')}", "value": "8"}]
         for node in nodes:
             kubectl("patch", "node", node, "--subresource=status", "--type=json", f"-p={json.dumps(patch)}")
         yield release
@@ -67,10 +67,10 @@ def starts(release: Release, id: str, meanwhile: Callable[[int], object] = lambd
 def test_functions_come_back_to_their_nodes_and_go_on_elsewhere(
     place: Release, figures: Callable[[str, object], None], tmp_path: Path
 ) -> None:
-    """At zero between stages. From step 2 on the node of generate takes no pods; in step 3 it does again."""
+    """At zero between stages. While its third step is made, generate's node takes no pods."""
     files = shutil.copytree(ARITHMETIC, tmp_path / "files")
     (files / "paused.py").write_text(PAUSED)
-    settings = TICKETS | {"recipe": "paused.py:paused", "steps": 5}
+    settings = TICKETS | {"recipe": "paused.py:paused", "steps": 4}
     plain = place.post("plain", files, **settings)
     undisturbed = starts(place, plain)
     figures("nodes of starts", undisturbed)

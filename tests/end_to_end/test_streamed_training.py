@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tail_function import streaming
 from tests.support.tiny_job import STEPS, Background, Job, Seen, assert_same, command, history
 
 pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(600)]
@@ -18,9 +19,9 @@ ADAPTIVE = ["planner.policy=adaptive", "planner.objective=speed", "functions.gen
 
 def test_a_streamed_job_with_kills_trains_every_sample_once(job: Job, tmp_path: Path) -> None:
     dice, run = random.Random(3), tmp_path / "run"
-    words: list[object] = ["run", job.file, "--run-dir", run, "deterministic=false", *ADAPTIVE]
+    words: list[object] = ["run", run, job.file, "deterministic=false", "functions.generate.replicas=1"]
     for step in (1, 2):
-        orchestrator = Background(*words)
+        orchestrator = Background(*words, main=streaming)
         orchestrator.wait_for((run / "journal" / f"{step:06d}.json").exists)
         seen, few = Seen(run), dice.randint(1, 4)
         before = seen()

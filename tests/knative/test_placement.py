@@ -18,7 +18,7 @@ from tests.knative.objects import Cluster
 from tests.knative.test_platform import context, count, knative, run
 from tests.support.waiting import eventually
 
-AGENTS = {"node_agent": "/agent"}
+AGENTS: dict[str, Any] = {"node_agent": "/agent"}
 
 
 def agent(cluster: Cluster, node: str) -> None:

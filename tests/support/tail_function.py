@@ -1,10 +1,11 @@
 """`rlhf-orchestrate` with a planner that cuts every step as soon as one sample is finished, and moves what is left to
-one replica of generate-tail: its words are `run RUN-DIR job.toml key.path=value ...` or `resume RUN-DIR`.
+one replica of generate-tail, or (`streaming`) that streams training: its words are `run RUN-DIR job.toml
+key.path=value ...` or `resume RUN-DIR`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +41,19 @@ class NeverCuts(CutsAtOnce):
         return replace(super().plan(request), prewarm_next_s={GENERATE: 0.0})
 
 
-def main(words: Sequence[str]) -> int:
+class Streams(StaticPlanner):
+    """Training begins with the first group, whatever was predicted."""
+
+    def plan(self, request: StepRequest) -> StepPlan:
+        streams = dict.fromkeys(request.streamed, 0.0)
+        return replace(super().plan(request), stream_s=streams, chunk=1)
+
+
+def streaming(words: Sequence[str]) -> int:
+    return main(words, Streams)
+
+
+def main(words: Sequence[str], planner: Callable[[], StaticPlanner] = CutsAtOnce) -> int:
     command, path, *more = words
     if command == "run":
         job = load_job(Path(more[0]), more[1:])
@@ -49,5 +62,5 @@ def main(words: Sequence[str]) -> int:
         directory = RunDirectory.open(Path(path))
         job = directory.job
     prepared = prepare(job)
-    train(Run(prepared, directory, CutsAtOnce()), View())
+    train(Run(prepared, directory, planner()), View())
     return 0

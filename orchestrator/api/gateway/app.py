@@ -122,7 +122,8 @@ class Answer:
         work = asyncio.gather(*(self._finished(text) for text in self.texts))
         gone = asyncio.create_task(_gone(request))
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {work, gone}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
             work.cancel()  # nothing, where it is done
