@@ -247,15 +247,21 @@ def test_each_pod_let_go_is_replaced_once_at_most(control_plane: Start) -> None:
     run(test())
 
 
-def test_nothing_is_put_back_after_a_short_stage(control_plane: Start) -> None:
-    """A pod deleted before its function has been active for a window is replaced, and its successor by another."""
+def test_nothing_is_put_back_after_a_short_stage(control_plane: Start, tmp_path: Path) -> None:
+    """A pod deleted before its function has been active for a window is replaced, and its successor by another. Each
+    of a stage's two has a call."""
     plane = control_plane()
 
     async def test() -> None:
         async with knative(plane) as platform:
             for stage in range(3):
+                both = tmp_path / f"both{stage}"
                 await platform.scale("count", 2)
-                await asyncio.gather(*(answer(platform, count(f"s{stage}.{i}")) for i in range(2)))
+                calls = [count(f"s{stage}.{i}", hold=0, until=str(both)) for i in range(2)]
+                answers = asyncio.gather(*(answer(platform, call) for call in calls))
+                await eventually(lambda: [r.state for r in platform.replicas()] == ["busy", "busy"])
+                both.touch()
+                await answers
                 await platform.scale("count", 0)
                 await eventually(lambda: not platform.replicas())
             in_vain = [life for life in platform.usage() if life.ready_s is not None and life.busy_s == 0]

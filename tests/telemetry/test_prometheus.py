@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from orchestrator.planner.base import CallObservation
 from orchestrator.run.ledger import Books, Cost, StepCost
 from orchestrator.run.ledger import together as added_up
 from orchestrator.telemetry.job_metrics import CALLS, COLD_START, FILE, REWARD, TOKENS, JobMetrics, read_families
-from tests.api.conftest import serving, wait_for
+from tests.api.conftest import serving
 from tests.support.tiny_job import make_job
 
 pytestmark = pytest.mark.timeout(300)
@@ -77,7 +78,10 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scraped,
             found.add(api.get("/metrics").text)
             return str(api.get(f"/v1/jobs/{id}").json()["state"]) not in ("queued", "running")
 
-        wait_for(ended, what="the job's end", timeout_s=250)
+        give_up_s = time.monotonic() + 250
+        while not ended():  # looked at often: of a job at rest nothing is shown
+            assert time.monotonic() < give_up_s
+            time.sleep(0.02)
         job = api.get(f"/v1/jobs/{id}").json()
         assert job["state"] == "succeeded", job
         yield found, id
