@@ -146,7 +146,7 @@ def test_every_architecture_under_every_mesh(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("mesh", "devices"), [("tp2", 2), ("cp2", 2), ("dp2xtp2", 4)])
+@pytest.mark.parametrize(("mesh", "devices"), [("tp2", 2), ("pp2", 2), ("cp2", 2), ("dp2xtp2", 4)])
 def test_over_nccl(mesh: str, devices: int, tmp_path: Path) -> None:
     """Each rank on a device of its own; float32 sums in another order than a CPU's."""
     if torch.cuda.device_count() < devices:
