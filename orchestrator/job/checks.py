@@ -6,7 +6,6 @@ Nothing of the user's is executed: a file is parsed, not imported.
 import ast
 import difflib
 import importlib.util
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from orchestrator.base.errors import ConfigError, DataError
 from orchestrator.job.config import JobConfig
 from orchestrator.job.data import Row
 from orchestrator.job.environment_config import SCHEMES
+from orchestrator.planner.model_shape import text_config
 
 
 def check_code(job: JobConfig) -> None:
@@ -47,7 +47,7 @@ def check_replay(job: JobConfig, params: TrainParams) -> None:
     """Raises ConfigError for a replay of choices that no router makes, or that nobody says."""
     if job.train.router_replay == "disabled":
         return
-    kind = json.loads((Path(job.model.path) / "config.json").read_bytes()).get("model_type")
+    kind = text_config(Path(job.model.path)).get("model_type")
     if kind not in REPLAYED:
         raise ConfigError(
             f"train.router_replay: the model is of type {kind!r} (wants experts whose routing is known: "
