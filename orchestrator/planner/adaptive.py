@@ -180,27 +180,26 @@ class AdaptivePlanner:
             places += [(len(fronts), row) for row in range(len(front.cost))]
             points += [CurvePoint(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
             fronts.append((case, front))
-        weighed = [self._weighed(p, fronts[at][0]) for p, (at, _) in zip(points, places, strict=True)]
+        by = [self._factor(case) for case, _ in fronts]
+        factors = zip(points, [by[at] for at, _ in places], strict=True)
+        weighed = [replace(p, time_s=f * p.time_s, cost_usd=f * p.cost_usd) for p, f in factors]
         place = self._choose(weighed, points)
         case, front = fronts[places[place][0]]
         order = sorted(points, key=lambda p: self.goal.rank(p.time_s, p.cost_usd), reverse=True)
         curve = {p.replicas: p for p in (*order, points[place])}
         return self._to_plan(request, points[place], front.outline(places[place][1]), [*curve.values()], case)
 
-    def _weighed(self, point: CurvePoint, case: Case) -> CurvePoint:
-        """As such steps went against their predictions; what it costs to begin to take turns, or to end it, has to come
-        back."""
+    def _factor(self, case: Case) -> float:
+        """By which points are weighed: as such steps went against their predictions; what it costs to begin to take
+        turns, or to end it, has to come back."""
         if self.turns is None:
-            return point
+            return 1.0
         turns = _turns(case)
         kind = _kind(turns > 0, case.policy.fuse != "no")
         if not self.lengths.ewma:
-            factor = 1.0 if self._episodes else GUESSED[kind]
-        else:
-            factor = self._usual(kind)
-            if self._last is not None:
-                factor *= CHANGE ** ((self._last.turns != turns) + (kind == "fused turns"))
-        return replace(point, time_s=factor * point.time_s, cost_usd=factor * point.cost_usd)
+            return 1.0 if self._episodes else GUESSED[kind]
+        changes = 0 if self._last is None else (self._last.turns != turns) + (kind == "fused turns")
+        return float(self._usual(kind) * CHANGE**changes)
 
     def _usual(self, kind: Kind) -> float:
         """How steps of a kind go against their predictions, and points are weighed by; one kind of turns says what the

@@ -41,6 +41,8 @@ def _follower(case: Case, name: str, steps: Generations, parts: Parts, room: Roo
     if case.policy.colocated and limits.gpus:
         rooms_s = np.repeat(steps.gone_s[:, [(steps.gone_s.shape[1] - 1) // 2]], len(counts), axis=1)
     found = [stage.follow(n, rooms_s[:, k]) for k, n in enumerate(counts)]
+    if len(found) == 1:
+        return found[0]
     columns = {column.name: np.stack([getattr(f, column.name) for f in found], axis=1) for column in fields(Follower)}
     fits = room.fits([n * limits.gpus + after for n in counts]) | (np.array(counts) == 1)
     after_s = case.after.last_s(case.hurries(exchange))[:, None]

@@ -13,7 +13,8 @@ steps take hardly longer than one.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from orchestrator.planner.scaling import best, worth
 from orchestrator.planner.tail import TailChoice
 from orchestrator.planner.training import Batch, Gangs, Trainer
 
+Table = TypeVar("Table", Generations, Follower, Gangs)
 RIVALS = 1.25
 """How far a way may be behind the best one, in what is minimised, before only its most promising cut is worked out."""
 BEAMS_GAIN = 1.15
@@ -76,6 +78,17 @@ class Outlines:
     cost: Array
     gpu_s: Array
     delay_s: float
+
+    def rows(self, places: Numbers) -> "Outlines":
+        """Of some of the steps."""
+        batch = replace(self.batch, ready_s=self.batch.ready_s[places])
+        return Outlines(
+            self.ways, [self.tails[row] for row in places], _rows(self.steps, places), self.micro_batch[places],
+            {name: _rows(f, places) for name, f in self.followers.items()},
+            {name: _rows(g, places) for name, g in self.trainers.items()}, batch,
+            {name: flags[places] for name, flags in self.prewarm.items()},
+            self.time_s[places], self.steady_s[places], self.cost[places], self.gpu_s[places], self.delay_s,
+        )  # fmt: skip
 
     def outline(self, row: int) -> Outline:
         tail = self.tails[row]
@@ -124,8 +137,10 @@ class Outliner:
         behind = rivals * (BEAMS_GAIN if beam > 1 else 1.0)  # the values are those of one beam
         near = (value <= value.min(axis=0) + math.log(behind)).ravel() if rivals > 0 else np.zeros(len(pairs), bool)
         kept = [(way, e, cut) for k, (way, e) in enumerate(pairs) for cut in cuts[way][e][: None if near[k] else 1]]
-        sizes_of = sizes[size][[way * len(exchanges) + e for way, e, _ in kept]]
-        return self._whole(ways, [(way, exchanges[e], cut) for way, e, cut in kept], sizes_of, beam)
+        chosen = np.array([way * len(exchanges) + e for way, e, _ in kept])
+        if beam == 1 and len(kept) == len(pairs):  # nothing that was not worked out
+            return whole.rows(chosen * len(sizes) + size[chosen])
+        return self._whole(ways, [(way, exchanges[e], cut) for way, e, cut in kept], sizes[size[chosen]], beam)
 
     def _whole(
         self, ways: Sequence[Dealt], rows: Sequence[tuple[int, float, TailChoice]], sizes: Numbers, beam: int
@@ -164,6 +179,10 @@ class Outliner:
         return Outlines(
             ways, tails, steps, sizes, beside, gangs, batch, prewarm, time_s, steady_s, cost, gpu_s, case.delay_s
         )
+
+
+def _rows(table: Table, places: Numbers) -> Table:
+    return type(table)(*(getattr(table, column.name)[places] for column in fields(table)))
 
 
 def _sum(price: Mapping[str, float], seconds: Mapping[str, Array]) -> Array:

@@ -57,12 +57,12 @@ def _options(
         batch, cost, counts, ready_s=begin_s, start_s=start_s, rooms_s=rooms_s, ahead=case.ahead(exchange),
         loads=case.policy.stream,
     )  # fmt: skip
-    if name in case.streamed:
-        found = found.beside(streamed(batch, cost, counts, start_s=start_s, rooms_s=rooms_s, paces=case.paces))
+    if name not in case.streamed:
+        return found.first()
+    found = found.beside(streamed(batch, cost, counts, start_s=start_s, rooms_s=rooms_s, paces=case.paces))
     ends_s: Array = np.maximum(ready_s[:, :, None, None], found.mean_end_s)
-    if name in case.streamed:
-        hurries = case.hurries(exchange)[:, None, None, None]
-        ends_s[..., 1:] = np.where(hurries, ends_s[..., 1:], np.inf)
+    hurries = case.hurries(exchange)[:, None, None, None]
+    ends_s[..., 1:] = np.where(hurries, ends_s[..., 1:], np.inf)
     place = best(exchange[:, None, None], ends_s, price * found.mean_replica_s + spent[:, :, None, None])
     return found.pick(place[..., None]).first()
 

@@ -121,7 +121,8 @@ class Gangs:
 
     def pick(self, places: Numbers) -> Gangs:
         """Of each in the last axis but `places`' own. [..., K]"""
-        return Gangs(*(np.take_along_axis(column, places, axis=-1) for column in self.columns()))
+        before = np.ogrid[tuple(map(slice, places.shape))][:-1]
+        return Gangs(*(column[(*before, places)] for column in self.columns()))
 
     def first(self) -> Gangs:
         """The first in the last axis."""
