@@ -31,6 +31,7 @@ from orchestrator.platforms.knative.kueue import check_queue
 from orchestrator.platforms.knative.lease import Lease, LeaseLost
 from orchestrator.platforms.knative.placement import Homes
 from orchestrator.platforms.knative.scale import GRACE_S, Function, Scaler, Timing
+from orchestrator.platforms.knative.services import Services
 from orchestrator.platforms.knative.watch import Pod, Pods, PodWatch
 from orchestrator.platforms.queue import deployed
 
@@ -51,6 +52,7 @@ class KnativePlatform:
         self._functions: dict[str, Function] = {}
         self._pods = Pods(self._pods_changed)
         self._homes = Homes(self._api, context)
+        self._services = Services(self._api, context, self._timing.ready_s)
         self._caller: Caller | None = None
         self._watch: PodWatch | None = None
         self._lease: Lease | None = None
@@ -168,12 +170,12 @@ class KnativePlatform:
         manifest["metadata"] |= owner["metadata"]
         name = manifests.service_name(self._context.job, spec.name)
         path = serving(self._config.namespace, "services", name)
-        await self._own_service(path)
+        await self._services.own(path)
         await apply_service(self._api, manifest, kn=self._kn, context=self._config.context)
         await asyncio.to_thread(self._api.merge, path, owner)
         if self._owner() != owner:
             raise Away(CLUSTER, f"deploying {self._context.job}: the lease is another one meanwhile")
-        status = await self._ready(name, path)
+        status = await self._services.ready(name, path)
         revision = status["latestReadyRevisionName"]
         found = await asyncio.to_thread(self._api.get, serving(self._config.namespace, "revisions", revision))
         applied = int(found["metadata"].get("annotations", {}).get(manifests.MIN_SCALE, "0"))
@@ -193,39 +195,6 @@ class KnativePlatform:
         if self._lease is None:
             raise Away(CLUSTER, f"deploying {self._context.job}: the lease ran out meanwhile")
         return manifests.owned_by(self._lease.job)
-
-    async def _own_service(self, path: str) -> Json | None:
-        """The Service, None where there is none. Raises PlatformError where it is not this run's."""
-        try:
-            found = await asyncio.to_thread(self._api.get, path)
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            return None
-        manifests.check_own(self._context, "Service", found)
-        return found
-
-    async def _ready(self, name: str, path: str) -> Json:
-        """The status of a Service once its newest Revision takes calls. Raises Away while Knative has not said so."""
-        said = "no status yet"
-        try:
-            async with asyncio.timeout(self._timing.ready_s):
-                while True:
-                    found = await asyncio.to_thread(self._api.get, path)
-                    status: Json = found.get("status", {})
-                    conditions = {c["type"]: c for c in status.get("conditions", ())}
-                    ready = conditions.get("Ready", {})
-                    current = status.get("observedGeneration") == found["metadata"]["generation"]
-                    if current and ready.get("status") == "True":
-                        return status
-                    said = f"{ready.get('reason', '')} {ready.get('message', '')}".strip() or said
-                    if current and ready.get("status") == "False" and ready.get("reason") == "RevisionFailed":
-                        break
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            message = f"Service {name} does not become ready within {self._timing.ready_s:g} s: {said}{hint(said)}"
-            raise Away("Knative's controllers", message) from None
-        raise PlatformError(f"Service {name} does not become ready: {said}{hint(said)}")
 
     def _lease_job(self) -> Json:
         assert self._lease is not None, "taken before anything is scaled"
@@ -356,7 +325,7 @@ class KnativePlatform:
         """Services first, or their pods would be replaced; then pods, with a short grace, as long as any live."""
         namespace, delete = self._config.namespace, self._api.delete
         names = [manifests.service_name(self._context.job, name) for name in self._functions]
-        await asyncio.gather(*(self._delete_service(serving(namespace, "services", name)) for name in names))
+        await asyncio.gather(*(self._services.delete(serving(namespace, "services", name)) for name in names))
         until_s = now_s() + self._timing.close_s
         while self._pods.replicas() and now_s() < until_s:
             live = self._pods.undeleted()
@@ -368,18 +337,6 @@ class KnativePlatform:
             await self._homes.forget()
         if self._lease is not None:
             await self._lease.drop()
-
-    async def _delete_service(self, path: str) -> None:
-        """Unless it has become another's: what was deleted and made anew since we looked has another uid."""
-        try:
-            found = await self._own_service(path)
-            if found is not None:
-                await asyncio.to_thread(self._api.delete, path, uid=found["metadata"]["uid"])
-        except PlatformError:
-            return
-        except ApiError as error:
-            if error.status != 409:
-                raise
 
     # -----------------------------------------------------------------------------------------------------------------
 
