@@ -5,14 +5,13 @@
     s3://bucket/prefix?endpoint=http://host:port&region=...   a bucket; without endpoint, AWS
     tiered+s3://bucket/prefix?endpoint=...&redis=redis://host:6379/0   both
 
-A URL holds no secret: REDIS_PASSWORD, and AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or another member of boto3's
-chain), come from the environment.
+A URL holds no secret: REDIS_PASSWORD (and REDIS_USERNAME), and AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or another
+member of boto3's chain), come from the environment.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -46,7 +45,7 @@ def open_exchange(url: str, job: str) -> Exchange:
         case scheme if scheme in REDIS_SCHEMES:
             return _redis(url, job)
         case "s3":
-            return with_node(_s3(url, job, _options(url, "endpoint", "region"), None), job)
+            return with_node(_s3(url, job, None), job)
         case "tiered+s3":
             return _tiered(url, job)
         case scheme:
@@ -68,12 +67,19 @@ def _redis(url: str, job: str) -> RedisExchange:
         raise ValueError(
             f"exchange {_shown(url)}: a Redis is written redis://host:6379/0, rediss://... or unix:///path"
         )
-    from functions.exchange.redis import RedisExchange
+    from functions.exchange.redis import ROOT, RedisExchange
 
-    return RedisExchange(url, f"rlhf/{job}/")
+    return RedisExchange(url, f"{ROOT}{job}/")
 
 
-def _s3(url: str, job: str, options: Mapping[str, str], fence: Fence | None) -> S3Exchange:
+def redis_place(url: str) -> str | None:
+    """The Redis of an exchange's URL, if it has one."""
+    return url if urlsplit(url).scheme in REDIS_SCHEMES else dict(parse_qsl(urlsplit(url).query)).get("redis")
+
+
+def s3_place(url: str) -> tuple[str, str, str | None, str | None]:
+    """Of an exchange's URL the bucket, the folder of all jobs in it ("" or with its slash), endpoint and region."""
+    options = _options(url, "endpoint", "region", *(["redis"] if url.startswith("tiered+") else []))
     parts = urlsplit(url)
     prefix = unquote(parts.path).strip("/")
     if not parts.netloc or parts.username or parts.password or parts.port:
@@ -83,10 +89,14 @@ def _s3(url: str, job: str, options: Mapping[str, str], fence: Fence | None) -> 
     endpoint = options.get("endpoint")
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise ValueError(f"exchange {_shown(url)}: endpoint {endpoint!r} does not begin with http:// or https://")
+    return parts.netloc, f"{prefix}/" if prefix else "", endpoint, options.get("region")
+
+
+def _s3(url: str, job: str, fence: Fence | None) -> S3Exchange:
+    bucket, folder, endpoint, region = s3_place(url)
     from functions.exchange.s3 import S3Exchange
 
-    folder = f"{prefix}/" if prefix else ""
-    return S3Exchange(parts.netloc, folder, job, endpoint=endpoint, region=options.get("region"), fence=fence)
+    return S3Exchange(bucket, folder, job, endpoint=endpoint, region=region, fence=fence)
 
 
 def _tiered(url: str, job: str) -> Exchange:
@@ -96,7 +106,7 @@ def _tiered(url: str, job: str) -> Exchange:
     from functions.exchange.tiered import TieredExchange
 
     redis = _redis(options["redis"], job)
-    s3 = _s3(url, job, options, fence=redis)
+    s3 = _s3(url, job, fence=redis)
     return TieredExchange(redis, s3, with_node(s3, job))
 
 

@@ -52,6 +52,10 @@ from functions.exchange.base import (
 from functions.exchange.redis_record import HEADER_BYTES, Expiry, Header, LargeValue
 from functions.exchange.resp import PACKER, Command, Replies, converse
 
+ROOT = "rlhf/"
+"""Begins all keys of all jobs."""
+MADE = "rlhf:"
+"""Begins the names of users that are made for jobs, and made again where Redis has lost them (scoped.py)."""
 INLINE_BYTES = 1 << 16
 MAX_BYTES = 512 << 20
 """`proto-max-bulk-len`: the server closes the connection on a longer value."""
@@ -88,8 +92,10 @@ class RedisExchange:
             raise ValueError("a Redis URL holds no password here: give it in the environment as REDIS_PASSWORD")
         self.root = root
         self.name = urlsplit(url)._replace(query="").geturl()
+        self.user = os.environ.get("REDIS_USERNAME") or None
         self.client = redis.Redis.from_url(
             url,
+            username=self.user,
             password=os.environ.get("REDIS_PASSWORD") or None,
             socket_connect_timeout=5.0,
             socket_timeout=30.0,
@@ -308,7 +314,12 @@ class RedisExchange:
         """The one boundary where Redis' failures become the exchange's."""
         try:
             yield
-        except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
+        except NoPermissionError as error:
+            raise Unsuitable(f"{key}: Redis {self.name} refuses us: {error}") from error
+        except (AuthenticationError, AuthorizationError) as error:
+            if (self.user or "").startswith(MADE):
+                message = f"{key}: Redis {self.name} has lost our user, which the job API makes again: {error}"
+                raise Unavailable(message, f"Redis {self.name}") from error
             raise Unsuitable(f"{key}: Redis {self.name} refuses us: {error} (REDIS_PASSWORD?)") from error
         except OutOfMemoryError as error:
             raise Full(key, f"Redis {self.name}", "maxmemory") from error

@@ -68,6 +68,10 @@ def s3_errors(key: str, store: str) -> Iterator[None]:
         raise Unsuitable(f"{key}: no region for {store}: set AWS_REGION or ?region= in the exchange's URL") from error
     except (ConnectionError, HTTPClientError, HTTPError, OSError) as error:
         raise Unavailable(f"{key}: {store} does not answer: {error}", store) from error
+    except RuntimeError as error:  # botocore, of a credential_process: "... credentials are still expired"
+        if "expired" not in str(error):
+            raise
+        raise Unavailable(f"{key}: our credentials of {store} have expired, and are not renewed yet", store) from error
     except BotoCoreError as error:
         raise ExchangeError(f"{key}: {store}: {error}") from error
     except ValueError as error:  # botocore: "Invalid endpoint: ..."

@@ -50,9 +50,11 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens, *, loopback: bool) -> Fas
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         Thread(target=jobs.sweep, name="sweep", daemon=True).start()  # stores may be away: nobody waits for it
         app.state.keeper = keeper = guarded("the keeper of jobs", partial(keep_going, jobs), log.critical)
+        stores = guarded("the keeper of credentials", partial(keep_stores, jobs), log.critical)
         yield
         jobs.changed.set()  # its thread waits for this
         await stopped(keeper)
+        await stopped(stores)
 
     app = FastAPI(
         title="rlhf-orchestrate", version=_version(), lifespan=lifespan, docs_url=None, redoc_url=None
@@ -104,6 +106,16 @@ async def keep_going(jobs: Jobs) -> None:
         except (OrchestratorError, OSError) as error:  # launcher or disk is away: the jobs go on without us
             log.error("%s", error)
         await asyncio.to_thread(jobs.changed.wait, TICK_S)
+
+
+async def keep_stores(jobs: Jobs) -> None:
+    """Apart from `keep_going`: a store that is away holds up no job of another."""
+    while True:
+        try:
+            await asyncio.to_thread(jobs.launcher.keep)
+        except OrchestratorError as error:
+            log.error("%s", error)
+        await asyncio.sleep(TICK_S)
 
 
 def _complete(app: FastAPI, document: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ PROCESS = "process"
 
 
 class Launcher(Protocol):
-    """Three methods, all blocking and safe to repeat. Raise RunError when what they use is away."""
+    """Four methods, all blocking and safe to repeat. Raise RunError when what they use is away."""
 
     def start(self, job: str, launch: int) -> None:
         """Starts `rlhf-orchestrate resume <run directory>`: the job's `launch`-th start; nothing if that one exists."""
@@ -29,6 +29,9 @@ class Launcher(Protocol):
 
     def alive(self, jobs: Iterable[str]) -> frozenset[str]:
         """Those of the jobs whose orchestrator exists: starting, at work or ending."""
+
+    def keep(self) -> None:
+        """Sees to it that they have what they need of this server; called now and then."""
 
 
 class LocalLauncher:
@@ -64,6 +67,9 @@ class LocalLauncher:
 
     def alive(self, jobs: Iterable[str]) -> frozenset[str]:
         return frozenset(job for job in jobs if self._process(job) is not None)
+
+    def keep(self) -> None:
+        """They are processes of this one's user, with its environment."""
 
     def _process(self, job: str) -> int | None:
         child = self._children.get(job)

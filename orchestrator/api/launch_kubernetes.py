@@ -2,9 +2,10 @@
 
 The template is a whole `batch/v1` Job whose first container has the orchestrator's image and mounts the directory of
 runs where this server does; name, labels and arguments are put in here. The runner's service account needs nothing of
-Jobs; this server's needs create, list and deletecollection of `jobs` in its namespace. What an orchestrator prints it
-keeps in its run directory itself: a pod's log goes with the pod. Launches belong to this server's service account:
-where that goes with its release, so do they, and do not wait for stores and rights that are gone.
+Jobs; this server's needs create, list and deletecollection of `jobs` in its namespace, and for --stores-secret create
+and patch of `secrets` (stores.py). What an orchestrator prints it keeps in its run directory itself: a pod's log goes
+with the pod. Launches belong to this server's service account: where that goes with its release, so do they, and do not
+wait for stores and rights that are gone.
 """
 
 import base64
@@ -20,7 +21,10 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from orchestrator.api.files import FILES
+from orchestrator.api.stores import JobStores
 from orchestrator.base.errors import ConfigError, RunError
+from orchestrator.platforms.knative.api import KubeApi
+from orchestrator.platforms.knative.manifests import OWN, STORES, STORES_PATH, stores_secret
 
 RUNNER_LABEL = "rlhf-orchestrate/runner"
 """Its value is the job; other objects of a job (its functions, its lease) carry labels of their own."""
@@ -29,8 +33,9 @@ NAMESPACE_FILE, TOKEN_FILE = ACCOUNT / "namespace", ACCOUNT / "token"
 ANSWER_S = 10.0
 
 
-def job_manifest(template: dict[str, Any], job: str, launch: int, runs: Path) -> dict[str, Any]:
-    """The Job object of a job's launch. Its name is the same whenever it is asked for."""
+def job_manifest(template: dict[str, Any], job: str, launch: int, runs: Path, stores: str = "") -> dict[str, Any]:
+    """The Job object of a job's launch. Its name is the same whenever it is asked for. For the Secret `stores`, of the
+    release's credentials, it has the job's own."""
     manifest = copy.deepcopy(template)
     metadata = manifest.setdefault("metadata", {})
     metadata["name"] = f"{job}-{launch}"
@@ -39,7 +44,14 @@ def job_manifest(template: dict[str, Any], job: str, launch: int, runs: Path) ->
     pod.setdefault("metadata", {}).setdefault("labels", {})[RUNNER_LABEL] = job
     container = pod["spec"]["containers"][0]
     container["args"] = ["resume", str(runs / job), "--keep-output"]
-    mounts = container.get("volumeMounts", [])
+    mounts = container.setdefault("volumeMounts", [])
+    for source in container.get("envFrom", []):
+        if stores and source.get("secretRef", {}).get("name") == stores:
+            source["secretRef"]["name"] = stores_secret(job)
+            container.setdefault("env", []).append({"name": STORES, "value": f"{stores}={stores_secret(job)}"})
+            mounts.append({"name": OWN, "mountPath": STORES_PATH, "readOnly": True})
+            volume = {"name": OWN, "secret": {"secretName": stores_secret(job)}}
+            pod["spec"].setdefault("volumes", []).append(volume)
     if whole := next((mount for mount in mounts if mount["mountPath"] == str(runs)), None):
         mounts.remove(whole)  # of all runs it has its own, and the files that jobs came with
         mounts.append(whole | {"mountPath": str(runs / job), "subPath": job})
@@ -66,13 +78,18 @@ def owners(token: str) -> list[dict[str, str]]:
 class KubernetesLauncher:
     """Launcher over a cluster's API. `runs` is the directory of runs as the template's container sees it."""
 
-    def __init__(self, runs: Path, template: dict[str, Any], namespace: str, api: Any) -> None:
-        """`api` is a kubernetes.client.BatchV1Api, whose types know models only where this sends and reads JSON."""
+    def __init__(
+        self, runs: Path, template: dict[str, Any], namespace: str, api: Any, secret: str = "",
+        stores: JobStores | None = None,
+    ) -> None:  # fmt: skip
+        """`api` is a kubernetes.client.BatchV1Api, whose types know models only where this sends and reads JSON; for
+        the release's `secret` each job gets one of its own from `stores`."""
         self._runs, self._template, self._namespace, self._api = runs, template, namespace, api
+        self._secret, self._stores = secret, stores
 
     @classmethod
-    def connect(cls, runs: Path, template: Path) -> Self:
-        """By the pod's service account, else by KUBECONFIG. Raises ConfigError."""
+    def connect(cls, runs: Path, template: Path, secret: str = "", role: str = "", exchange: str = "") -> Self:
+        """By the pod's service account, else by KUBECONFIG. `exchange`: the server's default. Raises ConfigError."""
         try:
             (runs / FILES).mkdir(parents=True, exist_ok=True)  # for runners to mount
             manifest = yaml.safe_load(template.read_text())
@@ -92,10 +109,13 @@ class KubernetesLauncher:
                 namespace = context["context"].get("namespace", "default")
         except kubernetes.config.ConfigException as error:
             raise ConfigError(f"no cluster to run jobs on: {error}") from error
-        return cls(runs, manifest, manifest["metadata"].get("namespace", namespace), kubernetes.client.BatchV1Api())
+        namespace = manifest["metadata"].get("namespace", namespace)
+        release = next((owner["uid"] for owner in manifest["metadata"].get("ownerReferences", [])), namespace)
+        stores = JobStores(KubeApi(), namespace, runs, exchange, release, role) if secret else None
+        return cls(runs, manifest, namespace, kubernetes.client.BatchV1Api(), secret, stores)
 
     def start(self, job: str, launch: int) -> None:
-        body = job_manifest(self._template, job, launch, self._runs)
+        body = job_manifest(self._template, job, launch, self._runs, self._secret)
         try:
             self._api.create_namespaced_job(self._namespace, body, _request_timeout=ANSWER_S)
         except ApiException as error:
@@ -118,8 +138,14 @@ class KubernetesLauncher:
 
     def alive(self, jobs: Iterable[str]) -> frozenset[str]:
         asked = frozenset(jobs)
-        if not asked:
-            return asked
+        return asked & self._launches().keys() if asked else asked
+
+    def keep(self) -> None:
+        if self._stores is not None:
+            self._stores.keep(self._launches)
+
+    def _launches(self) -> dict[str, dict[str, str]]:
+        """The jobs that are alive, each with an ownerReference to its Job."""
         try:
             answer = self._api.list_namespaced_job(
                 self._namespace, label_selector=RUNNER_LABEL, _request_timeout=ANSWER_S, _preload_content=False
@@ -129,7 +155,9 @@ class KubernetesLauncher:
             raise _failed("jobs cannot be listed", error) from error
         except HTTPError as error:
             raise RunError(f"jobs cannot be listed: the cluster's API is away: {error}") from error
-        return asked & {item["metadata"]["labels"][RUNNER_LABEL] for item in items if job_alive(item)}
+        found = [item["metadata"] for item in items if job_alive(item)]
+        kind = {"apiVersion": "batch/v1", "kind": "Job"}
+        return {meta["labels"][RUNNER_LABEL]: kind | {"name": meta["name"], "uid": meta["uid"]} for meta in found}
 
 
 def _failed(what: str, error: ApiException) -> RunError:

@@ -38,6 +38,10 @@ class ServeOptions:
     """Jobs that run at a time; the others wait. 0: none is started."""
     job_template: Path | None = None
     """A Kubernetes Job manifest: orchestrators run as such Jobs. None: as processes here."""
+    stores_secret: str = ""
+    """The Secret of the stores' credentials, in whose place each of those Jobs gets one of its own."""
+    stores_role: str = ""
+    """Of S3, for credentials of a job's prefix."""
 
 
 def build(options: ServeOptions) -> FastAPI:
@@ -59,7 +63,10 @@ def build(options: ServeOptions) -> FastAPI:
     else:
         from orchestrator.api.launch_kubernetes import KubernetesLauncher
 
-        launcher = KubernetesLauncher.connect(runs, options.job_template)
+        exchange = (defaults.get("exchange") or {}).get("url") or ""
+        launcher = KubernetesLauncher.connect(
+            runs, options.job_template, options.stores_secret, options.stores_role, exchange
+        )
     tokens = Tokens(options.tokens or own_token(runs))
     site = Site([*roots, runs / FILES], defaults, here=options.job_template is None)
     jobs = Jobs(runs, launcher, max_running=options.max_running, quota=tokens.quota)

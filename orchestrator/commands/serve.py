@@ -22,6 +22,10 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--defaults", type=Path, help="TOML (or *.json) that lies under every job")
     parser.add_argument("--max-running", type=int, default=1, help="jobs at a time, the others wait (default: 1)")
     parser.add_argument("--job-template", type=Path, help="Kubernetes Job manifest: run orchestrators as such Jobs")
+    parser.add_argument(
+        "--stores-secret", default="", help="Secret of the stores' credentials, for which each such Job gets its own"
+    )
+    parser.add_argument("--stores-role", default="", help="ARN of S3's role for credentials of one job's prefix")
 
 
 def execute(given: Namespace) -> int:
@@ -31,7 +35,7 @@ def execute(given: Namespace) -> int:
     serve(
         ServeOptions(
             given.runs, roots, given.host, given.port, given.tokens, given.defaults, given.max_running,
-            given.job_template,
+            given.job_template, given.stores_secret, given.stores_role,
         )
     )  # fmt: skip
     return 0

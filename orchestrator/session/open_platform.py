@@ -1,6 +1,7 @@
 """From a job to its platform: the one place that knows them all. `kubernetes` loads only for a job on a cluster."""
 
 import importlib.util
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,10 +44,10 @@ def open_platform(job: JobConfig, exchange: str, root: str, *, run: str, log_dir
     if job.platform.kind == "local" or job.platform.knative is None:
         given = job.platform
         return LocalPlatform(exchange, root, log_dir=log_dir, warm_parent=given.warm_parent, parked_gb=given.parked_gb)
-    from orchestrator.platforms.knative.manifests import JobContext
+    from orchestrator.platforms.knative.manifests import STORES, JobContext
     from orchestrator.platforms.knative.platform import KnativePlatform
 
-    limits = job.limits
+    limits, stores = job.limits, os.environ.get(STORES, "")
     return KnativePlatform(
-        JobContext(job.name, exchange, root, limits.call_s, job.platform.knative, run, limits.outage_s)
+        JobContext(job.name, exchange, root, limits.call_s, job.platform.knative, run, limits.outage_s, stores)
     )

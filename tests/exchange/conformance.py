@@ -53,7 +53,7 @@ def noise(size: int, seed: int = 0) -> bytes:
 
 def credentials() -> dict[str, str]:
     """For processes of the fork server, which has the environment of its first use."""
-    return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    return {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "REDIS_"))}
 
 
 def put_forever(url: str, job: str, environment: dict[str, str], key: str, sizes: tuple[int, ...]) -> None:

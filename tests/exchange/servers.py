@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import shutil
 import socket
@@ -154,7 +155,7 @@ class MotoServer(S3Server):
 
 
 class RadosGateway(S3Server):
-    """Up in about 3 s. `osd_bytes` bounds what it can hold; memory is not given back before `stop`."""
+    """Up in about 3 s, with STS. `osd_bytes` bounds what it can hold; memory is not given back before `stop`."""
 
     def __init__(self, folder: Path, osd_bytes: int = 2 << 30) -> None:
         super().__init__(folder)
@@ -193,6 +194,17 @@ class RadosGateway(S3Server):
         self.spawn(["radosgw", "-f", "-n", "client.rgw", "-c", str(self.conf)])
         wait_until(lambda: listens(self.port), "radosgw", self.processes, self.log)
         return self
+
+    def make_role(self, name: str) -> str:
+        """The ARN of one that the server's user may take, and that may do all there is to do."""
+        version = {"Version": "2012-10-17"}
+        trust = {"Effect": "Allow", "Principal": {"AWS": ["arn:aws:iam:::user/test"]}, "Action": ["sts:AssumeRole"]}
+        rights = {"Effect": "Allow", "Action": ["s3:*"], "Resource": "arn:aws:s3:::*"}
+        documents = [json.dumps(version | {"Statement": [statement]}) for statement in (trust, rights)]
+        role = ["--role-name", name]
+        self._run("radosgw-admin", "role", "create", *role, f"--assume-role-policy-doc={documents[0]}")
+        self._run("radosgw-admin", "role-policy", "put", *role, "--policy-name=all", f"--policy-doc={documents[1]}")
+        return f"arn:aws:iam:::role/{name}"
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [program, "-c", str(self.conf), *arguments] if program != "monmaptool" else [program, *arguments]
@@ -234,14 +246,16 @@ memstore_device_bytes = {osd_bytes}
 mon_osd_full_ratio = 0.99
 [client.rgw]
 rgw_frontends = beast endpoint={LOOPBACK}:{port} tcp_nodelay=1
+rgw_s3_auth_use_sts = true
+rgw_sts_key = 0123456789abcdef
 """
 
 
 class BadS3:
     """Before `server`: "refuses" answers 501 to a put with If-None-Match; "ignores" passes it on without the header;
-    "full" answers 507 to every put."""
+    "full" answers 507 to every put; "hides" 403 where there is nothing, as AWS to who may not list the whole bucket."""
 
-    def __init__(self, server: S3Server, how: Literal["refuses", "ignores", "full"]) -> None:
+    def __init__(self, server: S3Server, how: Literal["refuses", "ignores", "full", "hides"]) -> None:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
@@ -259,6 +273,9 @@ class BadS3:
                 try:
                     upstream.request(self.command, self.path, body, headers)
                     response = upstream.getresponse()
+                    if how == "hides" and response.status == 404:
+                        self.answer(403, {}, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
+                        return
                     self.answer(response.status, dict(response.getheaders()), response.read())
                 finally:
                     upstream.close()

@@ -9,7 +9,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from functions.exchange.base import Corrupt, Full, Unavailable, Unsuitable, checksum
+from functions.exchange.base import Corrupt, Full, NotFound, Unavailable, Unsuitable, checksum
 from functions.exchange.open import open_exchange
 from functions.exchange.s3 import S3Exchange
 from tests.exchange.conformance import Backend, Conformance, noise
@@ -214,6 +214,23 @@ def test_a_full_store_is_told_from_one_that_is_away(moto_server: MotoServer, cre
         ) as caught:
             open_exchange(f"s3://bucket/full?endpoint={proxy.endpoint}", "job")
         assert caught.value.store == f"s3://bucket/full/ at {proxy.endpoint}"
+    finally:
+        proxy.stop()
+
+
+def test_what_is_absent_and_hidden_is_absent(moto_server: MotoServer, credentials: Credentials) -> None:
+    """AWS answers 403, not 404, to who may list its own prefix alone."""
+    credentials(moto_server)
+    proxy = BadS3(moto_server, "hides").start()
+    try:
+        exchange = open_exchange(f"s3://bucket/hides?endpoint={proxy.endpoint}", "job")
+        exchange.put("k1", b"v")
+        assert not exchange.wait("k", 0)
+        with pytest.raises(NotFound, match="k: no such value"):
+            exchange.get("k")
+        assert exchange.put_if_absent("k", b"w") is not None
+        assert exchange.get("k") == b"w"
+        exchange.delete("")
     finally:
         proxy.stop()
 

@@ -50,6 +50,9 @@ AGENT = "node-agent"
 HOME = "home.rlhf-orchestrate/"
 """Of the labels of node agents that have a function's state (placement.py)."""
 GATE, GATE_PATH = "gate", "/run/rlhf-orchestrate"
+STORES, STORES_PATH, OWN = "RLHF_STORES", "/run/rlhf-stores", "own-stores"
+"""In a runner's environment `SECRET=OWN`: its job's own Secret stands in for the stores' (orchestrator/api/stores.py);
+where its files are; the volume."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,17 @@ class JobContext:
     """The run's id."""
     capacity_s: float | None = None
     """How long a replica may wait for a node; None: as for any reason that may pass (Timing.pending_s)."""
+    stores: str = ""
+    """What STORES says."""
+
+    @property
+    def env_secrets(self) -> list[str]:
+        shared, _, own = self.stores.partition("=")
+        return [own if own and name == shared else name for name in self.config.env_secrets]
+
+    @property
+    def has_own(self) -> bool:
+        return stores_secret(self.job) in self.env_secrets
 
     @property
     def secret(self) -> str:
@@ -74,6 +88,10 @@ class JobContext:
 
 def token_secret(job: str) -> str:
     return f"{job}-token"
+
+
+def stores_secret(job: str) -> str:
+    return f"{job}-stores"
 
 
 def labels(context: JobContext, component: str) -> Json:
@@ -193,6 +211,7 @@ def _pod(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
                     "items": [{"key": gate_key(spec.name), "path": GATE}],
                 },
             },
+            *([{"name": OWN, "secret": {"secretName": stores_secret(context.job)}}] if context.has_own else []),
             *([{"name": SHARED, "emptyDir": {"medium": "Memory"}}] if _shares(config, spec) else []),
             *(_source(volume) for volume in config.volumes),
             *([] if config.node_agent is None else [_node_agent(config.node_agent)]),
@@ -241,7 +260,7 @@ def _container(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
             *({"name": name, "value": value} for name, value in sorted(env.items())),
             {"name": "RLHF_TOKEN", "valueFrom": {"secretKeyRef": {"name": context.secret, "key": TOKEN_KEY}}},
         ],
-        "envFrom": [{"secretRef": {"name": name}} for name in config.env_secrets],
+        "envFrom": [{"secretRef": {"name": name}} for name in context.env_secrets],
         "ports": [{"containerPort": 8080}],
         "readinessProbe": {"httpGet": {"path": "/healthz/ready"}, "periodSeconds": 0},
         "resources": {"requests": requests, "limits": limits},
@@ -250,6 +269,7 @@ def _container(context: JobContext, spec: FunctionSpec, timeout_s: int) -> Json:
         "volumeMounts": [
             {"name": "scratch", "mountPath": "/scratch"},
             {"name": GATE, "mountPath": GATE_PATH, "readOnly": True},
+            *([{"name": OWN, "mountPath": STORES_PATH, "readOnly": True}] if context.has_own else []),
             *([{"name": SHARED, "mountPath": SHARED_PATH}] if _shares(config, spec) else []),
             *({"name": v.name, "mountPath": v.mount_path, "readOnly": v.read_only} for v in config.volumes),
         ],

@@ -1,0 +1,68 @@
+"""One job's own way into the stores, made by who holds theirs: a Redis user of the job's keys, and credentials of S3
+that expire, of its prefix. Each may what the methods of Exchange do there and nothing else.
+
+Not divided: SCAN tells a user the names of all keys of its Redis (an ACL knows no patterns for it), no value.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+import boto3
+
+from functions.exchange.open import s3_place
+from functions.exchange.redis import MADE, ROOT, RedisExchange
+from functions.exchange.s3_errors import s3_errors
+
+COMMANDS = """+ping +select +get +set +mget +del +unlink +exists +getrange +strlen +scan +publish +subscribe
++unsubscribe +multi +exec +watch +unwatch +eval +evalsha"""
+LIFE_S = 3600
+"""Of credentials of S3: the longest that AWS gives to who has a role itself."""
+
+
+class RedisUsers(RedisExchange):
+    """By the administrator's connection; `release` keeps its users apart from others' on the same Redis."""
+
+    def __init__(self, url: str, release: str) -> None:
+        super().__init__(url, ROOT)
+        self.prefix = f"{MADE}{release}:"
+
+    def grant(self, job: str, password: str) -> None:
+        """Makes or replaces the job's user; connections that it has stay."""
+        keys, digest = f"{ROOT}{job}/*", hashlib.sha256(password.encode()).hexdigest()
+        rules = ("reset", "on", f"#{digest}", f"~{keys}", "resetchannels", f"&{keys}", "-@all")
+        self._send(job, lambda: [("ACL", "SETUSER", self.prefix + job, *rules, *COMMANDS.split())])
+
+    def revoke(self, job: str) -> None:
+        """Removes it, and closes its connections."""
+        self._send(job, lambda: [("ACL", "DELUSER", self.prefix + job)])
+
+    def known(self) -> set[str]:
+        """The jobs that have one."""
+        (names,) = self._send("users", lambda: [("ACL", "USERS")])
+        return {name.decode().removeprefix(self.prefix) for name in names if name.decode().startswith(self.prefix)}
+
+
+def s3_credentials(url: str, job: str, role: str) -> dict[str, Any]:
+    """Of the job's prefix for LIFE_S, as a `credential_process` of AWS' clients prints them. Raises ExchangeError."""
+    bucket, folder, endpoint, region = s3_place(url)
+    with s3_errors(f"AssumeRole {role}", f"s3://{bucket}/{folder}"):
+        client = boto3.client("sts", endpoint_url=endpoint, region_name=region or ("us-east-1" if endpoint else None))
+        made = client.assume_role(
+            RoleArn=role, RoleSessionName=f"rlhf-{job}"[:64], DurationSeconds=LIFE_S,
+            Policy=json.dumps(_policy(f"arn:{role.split(':')[1]}:s3:::{bucket}", folder, job), separators=(",", ":")),
+        )["Credentials"]  # fmt: skip
+        client.close()
+    ends = made.pop("Expiration")
+    return {"Version": 1, **made, "Expiration": ends.isoformat()}
+
+
+def _policy(bucket: str, folder: str, job: str) -> dict[str, Any]:
+    """Without a space where it is sent: Ceph 16 reads the plus that stands for one in a form as a plus."""
+    objects = ["GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload"]
+    rules = [
+        {"Action": [f"s3:{action}" for action in objects], "Resource": f"{bucket}/{folder}{job}/*"},
+        {"Action": "s3:PutObject", "Resource": f"{bucket}/{folder}+probe"},
+        {"Action": "s3:ListBucket", "Resource": bucket, "Condition": {"StringLike": {"s3:prefix": f"{folder}{job}/*"}}},
+    ]
+    return {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", **rule} for rule in rules]}
