@@ -152,7 +152,8 @@ def test_the_runner_has_the_rights_that_the_platform_asks_for_and_no_others(rend
     given = {(r["apiGroups"][0], r["resources"][0]): set(r["verbs"]) for r in one(objects, "Role", "-runner")["rules"]}
     assert given == asked
     assert one(objects, "Role", "-api")["rules"] == [
-        {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "list", "deletecollection"]}
+        {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "list", "deletecollection"]},
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create", "patch"]},
     ]
     assert {item["kind"] for item in objects if "Role" in item["kind"]} == {"Role", "RoleBinding"}, "no cluster rights"
     for account in ("api", "runner"):
@@ -181,7 +182,10 @@ def test_what_a_runner_may_write_is_what_the_release_deploys(render: Render) -> 
     assert named[0] == sorted({image.rpartition(":")[0] for image in images})
     assert "registry:5000/a/trainer" in named[0]
     claims = [volume["claim"] for volume in knative["volumes"] if "claim" in volume]
-    assert named[1:] == [found for found in (knative["env_secrets"], claims, [knative["node_agent"]]) if found]
+    assert named[1:] == [found for found in (claims, [knative["node_agent"]]) if found]
+    [exception] = re.findall(r"\(variables.job == '(.*)' && .* == '(.*)'\)\)", pods)
+    assert exception == ("rel-rlhf-orchestrate", *knative["env_secrets"]), "helm test's function, and no job's"
+    assert pods.count("+ '-stores']") == 2, "a job's own Secret, as environment and as files"
     assert f'"{knative["service_account"]}"' in pods
     kinds = {item["kind"] for item in render(DEVELOPMENT, "--set", "admissionPolicy.enabled=false")}
     assert not any("Admission" in kind for kind in kinds)
@@ -215,6 +219,17 @@ def test_development_stores_are_there_where_no_other_is_named(render: Render) ->
     assert not [item for item in render(REDIS_ONLY) if item["kind"] in ("NetworkPolicy", "PodDisruptionBudget")]
 
 
+def test_the_api_gives_each_job_a_secret_in_place_of_the_releases(render: Render, tmp_path: Path) -> None:
+    role = "arn:aws:iam::1:role/jobs"
+    objects = render(PRODUCTION, "--set", f"exchange.role={role},nodeAgent.enabled=false")
+    assert (_option(objects, "--stores-secret"), _option(objects, "--stores-role")) == ("rlhf-exchange", role)
+    job = job_manifest(config(objects)[1], "j-0123456789", 1, Path("/runs"), "rlhf-exchange")
+    assert "rlhf-exchange" not in json.dumps(job).replace("rlhf-exchange=", "")
+    assert "j-0123456789-stores" in json.dumps(job["spec"]["template"]["spec"]["volumes"])
+    identity = render(DEVELOPMENT, "--set", f"exchange.role={role},exchange.url=s3://b/p")
+    assert one(identity, "Secret", "-stores")["data"] is None, "the API has its pod's identity"
+
+
 def test_helm_tests_are_hooks(scenario: Objects) -> None:
     tests = [item for item in scenario if item["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]
     assert [test["metadata"]["name"].rpartition("-")[2] for test in tests] == ["api", "exchange", "function"]
@@ -238,6 +253,8 @@ def test_helm_tests_are_hooks(scenario: Objects) -> None:
         (["--set", "podSecurity.runAsUser=0"], "runAsUser"),
         (["--set", "functions.cache.hostPath=/b"], "cache"),
         (["--kube-version", "1.29.9"], "incompatible"),
+        (["--set", "exchange.role=admin"], "exchange.role"),
+        (["--set", "exchange.role=arn:aws:iam::1:role/r,nodeAgent.enabled=true"], "exchange.role: not with nodeAgent"),
     ],
 )
 def test_values_that_cannot_be(helm: str, words: list[str], said: str) -> None:
@@ -309,6 +326,7 @@ def test_the_notes_name_what_production_wants(helm: str, tmp_path: Path, values:
     assert "port-forward svc/rel-rlhf-orchestrate-api" in text
     for key in ("exchange.url", "accessModes", "images.actor", "jobDefaults"):
         assert (key in text) == wanted, key
+    assert "jobs share this release's credentials of S3" in text
 
 
 def test_the_oldest_kubernetes_is_said_once() -> None:

@@ -88,12 +88,12 @@ class TestScopedRedis(Conformance):
             with pytest.raises(Unsuitable, match=r"^[^\n]*refuses us: [^\n]*permission[^\n]*$"):
                 print(what, action())
         assert isinstance(exchange, RedisExchange)
-        commands = ("KEYS *", "FLUSHALL", "CONFIG GET *", "ACL LIST", "ACL SETUSER x", "PUBSUB CHANNELS", "DUMP k", "INFO")
+        commands = ["KEYS *", "FLUSHALL", "CONFIG GET *", "ACL LIST", "ACL SETUSER x", "PUBSUB CHANNELS", "INFO"]
         for command in (*commands, f"PUBLISH rlhf/{other}/k x", f"SUBSCRIBE rlhf/{other}/k", f"COPY rlhf/{other}/k k"):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 print(command, exchange.client.execute_command(*command.split()))
         script = f"return redis.call('GET', 'rlhf/{other}/k')"
-        with pytest.raises(redis.exceptions.ResponseError, match="can't access|permission"):
+        with pytest.raises(redis.exceptions.ResponseError, match=r"can't access|permission"):
             exchange.client.eval(script, 0)
         assert there.list("") == ["k"], "names alone are not divided: an ACL has no patterns for SCAN"
         assert backend.raw.client.get(f"rlhf/{other}/k") == b"theirs"
@@ -152,17 +152,18 @@ def test_credentials_of_s3_come_from_a_process_and_are_asked_for_again(
     own._expiry_time = own._time_fetcher()
     year = written.index('"Expiration": "') + len('"Expiration": "')
     file.write_text(written[:year] + "2001" + written[year + 4 :])
-    with pytest.raises(Unavailable, match="k: our credentials of .* have expired, and are not renewed yet"):
+    with pytest.raises(Unavailable, match=r"k: our credentials of .* have expired, and are not renewed yet"):
         exchange.get("k")
+
+
+@pytest.fixture(scope="module")
+def role(rados_gateway: RadosGateway) -> str:
+    return rados_gateway.make_role("jobs")
 
 
 @pytest.mark.radosgw
 class TestScopedTiers(Conformance):
     """A Redis and Ceph's gateway, both by the job's own credentials."""
-
-    @pytest.fixture(scope="class")
-    def role(self, rados_gateway: RadosGateway) -> str:
-        return rados_gateway.make_role("jobs")
 
     @pytest.fixture
     def backend(

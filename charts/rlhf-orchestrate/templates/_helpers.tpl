@@ -72,7 +72,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- define "rlhf.exchangeSecret" -}}
 {{- if .Values.exchange.existingSecret -}}
 {{- .Values.exchange.existingSecret -}}
-{{- else if include "rlhf.ownStores" . -}}
+{{- else if or (include "rlhf.ownStores" .) .Values.exchange.role -}}
 {{- include "rlhf.stores" . -}}
 {{- end -}}
 {{- end -}}
@@ -157,6 +157,9 @@ imagePullSecrets: [{name: {{ . }}}]
   "run_as_user" .Values.podSecurity.runAsUser
   "volumes" $volumes
 -}}
+{{- if and .Values.nodeAgent.enabled .Values.exchange.role }}
+{{- fail "exchange.role: not with nodeAgent.enabled, whose processes are one user's and cannot keep credentials from each other" }}
+{{- end -}}
 {{- if .Values.nodeAgent.enabled }}{{ $_ := set $knative "node_agent" .Values.nodeAgent.hostPath }}{{ end -}}
 {{- with $f.nodeSelector }}{{ $_ := set $knative "node_selector" . }}{{ end -}}
 {{- with $f.tolerations }}{{ $_ := set $knative "tolerations" . }}{{ end -}}
