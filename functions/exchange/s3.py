@@ -38,7 +38,7 @@ from functions.exchange.base import (
     check_range,
     checksum,
 )
-from functions.exchange.s3_body import Head, Value, Views, body, parts
+from functions.exchange.s3_body import Head, Marks, Value, Views, body, mark_key, parse_mark, parts
 from functions.exchange.s3_errors import NOT_THERE, code, s3_errors, status
 
 PART_THREADS = 4
@@ -55,7 +55,6 @@ SWEEP_KEYS = 100
 CONFLICT_TRIES = 10
 
 Keys = list[str]
-Marks = list[tuple[str, int]]
 
 
 class Fence(Protocol):
@@ -126,8 +125,8 @@ class S3Exchange:
             try:
                 response = self.client.get_object(Bucket=self.bucket, Key=self._name(path), **span)
             except ClientError as error:
-                if status(error) == 403 and self._head(path) is None:
-                    raise NotFound(f"{path}: no such value in {self.name}", path) from error
+                if status(error) == 403:
+                    self._current(key, self._head(path))
                 if status(error) != 416:
                     raise
                 return self._empty(key, start, length)
@@ -157,7 +156,7 @@ class S3Exchange:
     def delete(self, prefix: str) -> int:
         with s3_errors(prefix or "deleting", self.name):
             live, keys, marks = self._look(prefix)
-            self._delete([*keys, *(_mark_key(*mark) for mark in marks)])
+            self._delete([*keys, *(mark_key(*mark) for mark in marks)])
         return len(live)
 
     def exists(self, key: str) -> bool:
@@ -179,12 +178,12 @@ class S3Exchange:
             )
             self._swept_to = page["Contents"][-1]["Key"] if page["IsTruncated"] else ""
             names = [entry["Key"][len(self.root) :] for entry in page.get("Contents", [])]
-            for key, expires_ms in [mark for name in names for mark in _parse_mark(name)]:
+            for key, expires_ms in [mark for name in names for mark in parse_mark(name)]:
                 if expires_ms > latest_ms or swept == limit:
                     continue
                 head = self._head(key)
                 gone = head is not None and 0 < head.expires_ms <= latest_ms
-                self._delete(([key] if gone else []) + [_mark_key(key, expires_ms)])
+                self._delete(([key] if gone else []) + [mark_key(key, expires_ms)])
                 swept += gone
         return swept
 
@@ -291,8 +290,8 @@ class S3Exchange:
             if code(error) in NOT_THERE:
                 return None
             if status(error) == 403:  # also of what is absent, to who may not list the whole bucket
-                first = self.client.list_objects_v2(Bucket=self.bucket, Prefix=name, MaxKeys=1).get("Contents")
-                if not first or first[0]["Key"] != name:
+                found = self.client.list_objects_v2(Bucket=self.bucket, Prefix=name, MaxKeys=1).get("Contents", [])
+                if [entry["Key"] for entry in found] != [name]:
                     return None
             raise
 
@@ -327,7 +326,7 @@ class S3Exchange:
         if time.monotonic() > self._next_sweep:
             self._next_sweep = time.monotonic() + self.sweep_every_s
             self.sweep()
-        mark = self.root + _mark_key(value.ref.key, value.expires_ms)
+        mark = self.root + mark_key(value.ref.key, value.expires_ms)
         self.client.put_object(Bucket=self.bucket, Key=mark, Body=b"")
 
     def _look(self, prefix: str) -> tuple[Keys, Keys, Marks]:
@@ -344,17 +343,17 @@ class S3Exchange:
                 yield entry["Key"][len(self.root) :]
 
     def _marks(self, prefix: str) -> Marks:
-        return [mark for name in self._keys(f"+expires/{prefix}") for mark in _parse_mark(name)]
+        return [mark for name in self._keys(f"+expires/{prefix}") for mark in parse_mark(name)]
 
     def _delete(self, keys: Keys) -> None:
         for at in range(0, len(keys), 1000):
             batch = [{"Key": self.root + key} for key in keys[at : at + 1000]]
             try:
                 answer = self.client.delete_objects(Bucket=self.bucket, Delete={"Objects": batch, "Quiet": True})
-            except ClientError as error:  # Ceph 16 asks a session's policy about the bucket, and then refuses
+            except ClientError as error:
                 if code(error) != "AccessDenied":
                     raise
-                for one in batch:
+                for one in batch:  # Ceph 16 refuses many at once where a session's policy says for which
                     self.client.delete_object(Bucket=self.bucket, **one)
                 continue
             if answer.get("Errors"):
@@ -392,13 +391,3 @@ def preload() -> None:
     client = _client("http://localhost", None, aws_access_key_id="-", aws_secret_access_key="-")
     client.generate_presigned_url("get_object", Params={"Bucket": "-", "Key": "-"})  # sends nothing
     client.close()
-
-
-def _mark_key(key: str, expires_ms: int) -> str:
-    return f"+expires/{key}@{expires_ms}"
-
-
-def _parse_mark(name: str) -> Marks:
-    """[(key, expires_ms)] of a mark's name below the root; [] of a name that is none."""
-    key, _, expires = name.removeprefix("+expires/").rpartition("@")
-    return [(key, int(expires))] if key and expires.isdigit() else []

@@ -14,6 +14,7 @@ from functions.exchange.base import Corrupt, Data, check_key, check_lifetime, ch
 
 NONCE_BYTES = 16
 Views = list[memoryview]
+Marks = list[tuple[str, int]]
 
 
 @dataclass(frozen=True)
@@ -133,3 +134,13 @@ def parts(stored: Views, part_bytes: int) -> Iterator[Views]:
                 part, room = [], part_bytes
     if part:
         yield part
+
+
+def mark_key(key: str, expires_ms: int) -> str:
+    return f"+expires/{key}@{expires_ms}"
+
+
+def parse_mark(name: str) -> Marks:
+    """[(key, expires_ms)] of a mark's name below the root; [] of a name that is none."""
+    key, _, expires = name.removeprefix("+expires/").rpartition("@")
+    return [(key, int(expires))] if key and expires.isdigit() else []

@@ -30,11 +30,12 @@ PATH = "/apis/batch/v1/namespaces/rl/jobs"
 
 
 class Cluster(ThreadingHTTPServer):
-    """`batch/v1` Jobs of one namespace; a foreground deletion keeps a Job listed until `collect`."""
+    """`batch/v1` Jobs and Secrets of one namespace; a foreground deletion keeps a Job listed until `collect`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.jobs: dict[str, dict[str, Any]] = {}
+        self.secrets: dict[str, dict[str, Any]] = {}
         self.forbid = False
 
     def collect(self) -> None:
@@ -52,8 +53,19 @@ class Handler(BaseHTTPRequestHandler):
         elif name in self.server.jobs:
             self._answer(409, {"kind": "Status", "reason": "AlreadyExists"})
         else:
+            job["metadata"]["uid"] = f"uid-{name}"
             self.server.jobs[name] = job
             self._answer(201, job)
+
+    def do_PATCH(self) -> None:
+        """A merge of nothing reads; an apply is all of its manager's object."""
+        patch = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        name = urlsplit(self.path).path.removeprefix("/api/v1/namespaces/rl/secrets/")
+        if patch:
+            assert self.headers["content-type"] == "application/apply-patch+yaml"
+            self.server.secrets[name] = patch
+        found = self.server.secrets.get(name)
+        self._answer(404 if found is None else 200, found or {"kind": "Status", "message": "not found"})
 
     def do_GET(self) -> None:
         self._answer(200, {"kind": "JobList", "items": self._selected()})

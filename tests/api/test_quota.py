@@ -37,6 +37,9 @@ class Orchestrators:
     def alive(self, jobs: Iterable[str]) -> frozenset[str]:
         return frozenset(self.at_work) & frozenset(jobs)
 
+    def keep(self) -> None:
+        pass
+
 
 QUOTAS = {"two": Quota(jobs=2), "gpus": Quota(gpus=4), "poor": Quota(usd_per_day=10.0)}
 
