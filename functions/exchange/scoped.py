@@ -60,7 +60,7 @@ def s3_credentials(url: str, job: str, role: str) -> dict[str, Any]:
 def _policy(bucket: str, folder: str, job: str) -> dict[str, Any]:
     """Without a space where it is sent: Ceph 16 reads the plus that stands for one in a form as a plus."""
     objects = ["GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload"]
-    rules = [
+    rules: list[dict[str, Any]] = [
         {"Action": [f"s3:{action}" for action in objects], "Resource": f"{bucket}/{folder}{job}/*"},
         {"Action": "s3:PutObject", "Resource": f"{bucket}/{folder}+probe"},
         {"Action": "s3:ListBucket", "Resource": bucket, "Condition": {"StringLike": {"s3:prefix": f"{folder}{job}/*"}}},

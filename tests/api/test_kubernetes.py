@@ -19,6 +19,9 @@ import pytest
 from orchestrator.api.launch_kubernetes import RUNNER_LABEL, KubernetesLauncher, job_manifest, owners
 from orchestrator.api.server import ServeOptions, build
 from orchestrator.base.errors import ConfigError, RunError
+from orchestrator.platforms.base import FunctionSpec
+from orchestrator.platforms.config import KnativeConfig
+from orchestrator.platforms.knative.manifests import STORES, JobContext, service
 
 TEMPLATE = {
     "apiVersion": "batch/v1",
@@ -137,6 +140,27 @@ def test_a_runner_sees_its_own_run_and_no_other() -> None:
         {"name": "runs", "mountPath": "/runs/tiny-0123456789", "subPath": "tiny-0123456789"},
         {"name": "runs", "mountPath": "/runs/.files", "subPath": ".files", "readOnly": True},
     ]
+
+
+def test_a_runner_and_its_functions_hold_their_jobs_secret_and_not_the_releases() -> None:
+    template = copy.deepcopy(TEMPLATE)
+    sources = [{"secretRef": {"name": "stores"}}, {"secretRef": {"name": "more"}}]
+    template["spec"]["template"]["spec"]["containers"][0]["envFrom"] = sources  # type: ignore[index]
+    pod = job_manifest(template, "tiny-0123456789", 2, Path("/runs"), "stores")["spec"]["template"]["spec"]
+    [runner] = pod["containers"]
+    own = "tiny-0123456789-stores"
+    assert runner["envFrom"] == [{"secretRef": {"name": own}}, {"secretRef": {"name": "more"}}]
+    assert pod["volumes"] == [{"name": "own-stores", "secret": {"secretName": own}}]
+    assert runner["volumeMounts"] == [{"name": "own-stores", "mountPath": "/run/rlhf-stores", "readOnly": True}]
+    [told] = runner["env"]
+    assert told["name"] == STORES
+    config = KnativeConfig(image="i", env_secrets=("stores", "more"))
+    context = JobContext("tiny-0123456789", "redis://x", "tiny-0123456789", 60.0, config, stores=told["value"])
+    made = service(context, FunctionSpec("reward", "reward"))["spec"]["template"]["spec"]
+    [function] = made["containers"]
+    assert function["envFrom"] == runner["envFrom"]
+    assert pod["volumes"][0] in made["volumes"]
+    assert runner["volumeMounts"][0] in function["volumeMounts"]
 
 
 @pytest.mark.parametrize("name", ["a", "ab", "abc", "rlhf-ü"])

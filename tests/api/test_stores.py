@@ -52,7 +52,7 @@ def server(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     yield made
     for client in clients:
-        client.close()
+        client.close()  # type: ignore[no-untyped-call]
 
 
 def submitted(runs: Path, name: str, url: str) -> None:

@@ -27,7 +27,7 @@ from tests.cluster.conftest import RELEASE, Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 RIGHTS: dict[str, dict[str, str]] = {
-    "api": {"jobs.batch": "create deletecollection list"},
+    "api": {"jobs.batch": "create deletecollection list", "secrets": "create patch"},
     "runner": {
         "services.serving.knative.dev": "create delete get patch",
         "revisions.serving.knative.dev": "get patch",
@@ -94,7 +94,8 @@ def gated(name: str, labels: dict[str, str], account: str = "default") -> Json:
 
 def test_a_runner_writes_what_is_its_jobs_and_nothing_else(release: Release, runner: KubeApi) -> None:
     config = release.config("http://unused")
-    here = JobContext(MINE, "redis://x", MINE, 60.0, config)
+    [shared] = config.env_secrets
+    here = JobContext(MINE, "redis://x", MINE, 60.0, config, stores=f"{shared}={MINE}-stores")
     there = replace(here, job=OTHER)
     spec = FunctionSpec("reward", "reward")
     jobs, secrets = batch(release.namespace, "jobs"), core(release.namespace, "secrets")
@@ -135,6 +136,12 @@ def test_a_runner_writes_what_is_its_jobs_and_nothing_else(release: Release, run
         "brings an image": (ours, first(image="docker.io/library/evil:1")),
         "brings an image of nearly the same name": (ours, first(image=config.image.rpartition(":")[0] + "-evil:1")),
         "hands a Secret to a function": (ours, first(envFrom=[{"secretRef": {"name": "someones"}}])),
+        "hands the release's credentials to a function": (ours, first(envFrom=[{"secretRef": {"name": shared}}])),
+        "hands another job's credentials to a function": (
+            ours, first(envFrom=[{"secretRef": {"name": f"{OTHER}-stores"}}])),
+        "mounts another job's credentials": (ours, volume(secret={"secretName": f"{OTHER}-stores"})),
+        "changes its own credentials": (
+            own, lambda: runner.merge(f"{secrets}/{MINE}-stores", {"data": {"REDIS_PASSWORD": ""}})),
         "hands a key of a Secret to a function": (ours, first(env=[{"name": "A", "valueFrom": someones}])),
         "mounts a Secret": (ours, volume(secret={"secretName": "someones"})),
         "mounts an account's token": (ours, volume(projected={"sources": [{"serviceAccountToken": {"path": "t"}}]})),
@@ -149,13 +156,14 @@ def test_a_runner_writes_what_is_its_jobs_and_nothing_else(release: Release, run
         "gives a node agent an owner": (homes, lambda: runner.merge(agent, owned_by(OWNER))),
         "scales what is not its": (own, lambda: runner.merge(f"{api}/scale", {"spec": {"replicas": 0}})),
     }  # fmt: skip
+    release.api.create(secrets, {"metadata": {"name": f"{MINE}-stores"}})
     for what, (why, action) in refused.items():
         with pytest.raises(ApiError) as error:
             action()
         assert why in error.value.message, (what, error.value)
 
     held = runner.create(jobs, lease(here, 60))
-    made = [f"{jobs}/{held['metadata']['name']}", f"{secrets}/{MINE}-token", service_path]
+    made = [f"{jobs}/{held['metadata']['name']}", f"{secrets}/{MINE}-token", service_path, f"{secrets}/{MINE}-stores"]
     try:
         runner.create(secrets, secret(here, "t"))
         assert "token" in runner.merge(made[1], {})["data"]

@@ -91,7 +91,7 @@ class TestScopedRedis(Conformance):
         commands = ["KEYS *", "FLUSHALL", "CONFIG GET *", "ACL LIST", "ACL SETUSER x", "PUBSUB CHANNELS", "INFO"]
         for command in (*commands, f"PUBLISH rlhf/{other}/k x", f"SUBSCRIBE rlhf/{other}/k", f"COPY rlhf/{other}/k k"):
             with pytest.raises(redis.exceptions.NoPermissionError):
-                print(command, exchange.client.execute_command(*command.split()))
+                print(command, exchange.client.execute_command(*command.split()))  # type: ignore[no-untyped-call]
         script = f"return redis.call('GET', 'rlhf/{other}/k')"
         with pytest.raises(redis.exceptions.ResponseError, match=r"can't access|permission"):
             exchange.client.eval(script, 0)
