@@ -23,6 +23,7 @@ from functions.exchange.base import ExchangeError, Unavailable
 from functions.exchange.open import redis_place
 from functions.exchange.scoped import LIFE_S, RedisUsers, s3_credentials
 from orchestrator.base.errors import OrchestratorError
+from orchestrator.base.files import Lock
 from orchestrator.platforms.knative.api import ApiError, KubeApi, core
 from orchestrator.platforms.knative.manifests import STORES_PATH, stores_secret
 from orchestrator.run.directory import RunDirectory
@@ -54,11 +55,16 @@ class JobStores:
         self._users: RedisUsers | None = None
         self._held: dict[str, Held] = {}
         self._said: set[str] = set()
+        self._lock = Lock(runs / ".stores")
         if not role and "s3://" in url:
             self._say("S3: all jobs have the release's credentials; exchange.role of the chart gives each its own")
 
     def keep(self, alive: Callable[[], Mapping[str, dict[str, str]]]) -> None:
         """`alive`: the jobs that have a runner, each with an ownerReference to its launch. Raises RunError."""
+        with self._lock:  # two servers make one password
+            self._keep(alive)
+
+    def _keep(self, alive: Callable[[], Mapping[str, dict[str, str]]]) -> None:
         known: set[str] | None = None
         with self._told("Redis"):
             known = self._known()  # before the launches are listed: who has a user and no launch then has ended

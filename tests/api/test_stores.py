@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import kubernetes
@@ -107,6 +108,22 @@ def test_a_job_has_its_own_user_for_as_long_as_it_has_a_runner(
     assert cluster.secrets["a-stores"]["metadata"]["ownerReferences"][0]["uid"] == "uid-a-2"
     assert "rlhf:release:a" in admin.acl_users()
     admin.close()
+
+
+def test_two_servers_make_one_password(
+    server: Made, cluster: Cluster, fresh_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    servers = [server(fresh_redis.url) for _ in range(4)]
+    names = [f"job-{number}" for number in range(5)]
+    for name in names:
+        submitted(tmp_path / "runs", name, fresh_redis.url)
+        servers[0].start(name, 1)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(KubernetesLauncher.keep, servers))
+    for name in names:
+        with monkeypatch.context() as as_job:
+            use(secret(cluster, name), as_job)
+            open_exchange(fresh_redis.url, name).put("k", b"v")
 
 
 def test_a_redis_that_is_away_is_waited_for_and_said_once(

@@ -268,7 +268,8 @@ class BadS3:
                 if how == "full" and self.command == "PUT":
                     self.answer(507, {}, b"<Error><Code>XMinioStorageFull</Code><Message>no room</Message></Error>")
                     return
-                headers = {k: v for k, v in self.headers.items() if k.lower() not in ("if-none-match", "expect")}
+                dropped = ("expect",) if how == "hides" else ("if-none-match", "expect")
+                headers = {k: v for k, v in self.headers.items() if k.lower() not in dropped}
                 upstream = http.client.HTTPConnection(LOOPBACK, server.port, timeout=100)
                 try:
                     upstream.request(self.command, self.path, body, headers)
