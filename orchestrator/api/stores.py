@@ -72,9 +72,10 @@ class JobStores:
         self._held = {job: held for job, held in self._held.items() if job in jobs}
         for job, launch in jobs.items():
             with self._told(f"job {job} has no credentials of its own"):
-                self._give(job, launch)
-                if self._users is not None and known is not None and job not in known:
-                    self._users.grant(job, self._held[job].password)
+                before, held = self._held.get(job), self._given(job, launch)
+                if self._users is not None and known is not None and (held is not before or job not in known):
+                    self._users.grant(job, held.password)
+                self._held[job] = held
         for job in (known or set()) - jobs.keys():
             with self._told(f"job {job} has ended, and has its user still"):
                 assert self._users is not None, "which told what is known"
@@ -94,11 +95,11 @@ class JobStores:
             self._redis = self._users = None
             return None
 
-    def _give(self, job: str, launch: dict[str, str]) -> None:
-        """A Secret, where it has none of this launch, or one whose credentials are to be renewed."""
+    def _given(self, job: str, launch: dict[str, str]) -> Held:
+        """What its Secret has, which is written where there is none of this launch, and to renew its credentials."""
         held = self._held.get(job)
         if held is not None and held.launch == launch["uid"] and time.time() < held.renew_at:
-            return
+            return held
         if self._redis is not None and self._users is None:
             raise Unavailable(f"Redis {self._redis} has not answered yet")
         data = {name: os.environ[name] for name in (*ANYWAY, *S3, *REDIS) if name in os.environ}
@@ -116,7 +117,7 @@ class JobStores:
         coded = {name: base64.b64encode(value.encode()).decode() for name, value in data.items()}
         body = {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "data": coded}
         self._api.apply(self._path(job), body, MANAGER)
-        self._held[job] = Held(launch["uid"], password, renew_at)
+        return Held(launch["uid"], password, renew_at)
 
     def _password(self, job: str, user: str) -> str:
         """What the job's Secret has of a server before this one, or of a launch before: functions know it."""

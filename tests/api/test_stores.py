@@ -107,6 +107,12 @@ def test_a_job_has_its_own_user_for_as_long_as_it_has_a_runner(
     launcher.keep()
     assert cluster.secrets["a-stores"]["metadata"]["ownerReferences"][0]["uid"] == "uid-a-2"
     assert "rlhf:release:a" in admin.acl_users()
+
+    del cluster.secrets["b-stores"]  # it went with an earlier launch, and no server was there to remove the user
+    server(fresh_redis.url).keep()
+    with monkeypatch.context() as as_b:
+        use(secret(cluster, "b"), as_b)
+        open_exchange(fresh_redis.url, "b").put("k", b"v")
     admin.close()
 
 
