@@ -10,7 +10,7 @@ import redis
 
 from functions.exchange.scoped import RedisUsers, s3_credentials
 from orchestrator.api.stores import s3_files
-from tests.exchange.conftest import credentials, rados_gateway  # noqa: F401  # fixtures
+from tests.exchange.conftest import credentials, sts_gateway  # noqa: F401  # fixtures
 from tests.exchange.servers import RadosGateway, RedisServer
 from tests.support.tiny_job import ENV, command, make_job
 
@@ -53,17 +53,17 @@ def test_a_job_runs_by_its_own_user_and_another_job_may_not(
 
 @pytest.mark.radosgw
 def test_a_job_runs_by_credentials_of_its_prefix_and_another_job_may_not(
-    guarded: RedisServer, rados_gateway: RadosGateway, credentials: Callable[[RadosGateway], None],  # noqa: F811
+    guarded: RedisServer, sts_gateway: RadosGateway, credentials: Callable[[RadosGateway], None],  # noqa: F811
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    exchange = f"tiered+s3://bucket/jobs?endpoint={rados_gateway.endpoint}&redis={guarded.url}"
-    credentials(rados_gateway)
-    files = s3_files(s3_credentials(exchange, "tiny", rados_gateway.make_role("tiny")), str(tmp_path / "stores"))
+    exchange = f"tiered+s3://bucket/jobs?endpoint={sts_gateway.endpoint}&redis={guarded.url}"
+    credentials(sts_gateway)
+    files = s3_files(s3_credentials(exchange, "tiny", sts_gateway.make_role("tiny")), str(tmp_path / "stores"))
     (tmp_path / "stores").mkdir()
     for name, text in files.items():
         (tmp_path / "stores" / name).write_text(text)
     use_redis(guarded, monkeypatch)
-    environment = {name: value for name, value in rados_gateway.environment.items() if "ACCESS_KEY" not in name}
+    environment = {name: value for name, value in sts_gateway.environment.items() if "ACCESS_KEY" not in name}
     for name, value in (environment | {"AWS_CONFIG_FILE": files["AWS_CONFIG_FILE"]}).items():
         monkeypatch.setitem(ENV, name, value)
     job = make_job(tmp_path / "data", steps=1)

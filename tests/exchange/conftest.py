@@ -52,16 +52,25 @@ def fresh_moto(tmp_path: Path) -> Iterator[MotoServer]:
         server.stop()
 
 
-@pytest.fixture(scope="session")
-def rados_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RadosGateway]:
+def gateway(folder: Path, *, sts: bool) -> Iterator[RadosGateway]:
     if RadosGateway.missing():
         pytest.skip(f"not installed: {', '.join(RadosGateway.missing())}")
-    server = RadosGateway(tmp_path_factory.mktemp("rados"))
+    server = RadosGateway(folder, sts=sts)
     try:
         server.start().make_bucket("bucket")
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def rados_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RadosGateway]:
+    yield from gateway(tmp_path_factory.mktemp("rados"), sts=False)
+
+
+@pytest.fixture(scope="session")
+def sts_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RadosGateway]:
+    yield from gateway(tmp_path_factory.mktemp("sts"), sts=True)
 
 
 @pytest.fixture

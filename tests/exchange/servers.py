@@ -155,10 +155,12 @@ class MotoServer(S3Server):
 
 
 class RadosGateway(S3Server):
-    """Up in about 3 s, with STS. `osd_bytes` bounds what it can hold; memory is not given back before `stop`."""
+    """Up in about 3 s. `osd_bytes` bounds what it can hold; memory is not given back before `stop`. With `sts` a wrong
+    secret is AccessDenied to it."""
 
-    def __init__(self, folder: Path, osd_bytes: int = 2 << 30) -> None:
+    def __init__(self, folder: Path, osd_bytes: int = 2 << 30, *, sts: bool = False) -> None:
         super().__init__(folder)
+        self.sts = sts
         self.osd_bytes = osd_bytes
         self.monitor_ports = (free_port(), free_port())
         self.conf = folder / "ceph.conf"
@@ -180,7 +182,8 @@ class RadosGateway(S3Server):
         monitor = f"[v2:{LOOPBACK}:{v2}/0,v1:{LOOPBACK}:{v1}/0]"
         for folder in ("mon", "osd", "rgw"):
             (self.folder / folder).mkdir(exist_ok=True)
-        self.conf.write_text(ceph_conf(self.folder, fsid, monitor, self.port, self.osd_bytes))
+        sts = "rgw_s3_auth_use_sts = true\nrgw_sts_key = 0123456789abcdef\n" if self.sts else ""
+        self.conf.write_text(ceph_conf(self.folder, fsid, monitor, self.port, self.osd_bytes) + sts)
         monmap = str(self.folder / "monmap")
         self._run("monmaptool", "--create", "--clobber", "--fsid", fsid, "--addv", "a", monitor, monmap)
         self._run("ceph-mon", "--mkfs", "-i", "a", "--monmap", monmap)
@@ -246,8 +249,6 @@ memstore_device_bytes = {osd_bytes}
 mon_osd_full_ratio = 0.99
 [client.rgw]
 rgw_frontends = beast endpoint={LOOPBACK}:{port} tcp_nodelay=1
-rgw_s3_auth_use_sts = true
-rgw_sts_key = 0123456789abcdef
 """
 
 

@@ -157,8 +157,8 @@ def test_credentials_of_s3_come_from_a_process_and_are_asked_for_again(
 
 
 @pytest.fixture(scope="module")
-def role(rados_gateway: RadosGateway) -> str:
-    return rados_gateway.make_role("jobs")
+def role(sts_gateway: RadosGateway) -> str:
+    return sts_gateway.make_role("jobs")
 
 
 @pytest.mark.radosgw
@@ -167,12 +167,12 @@ class TestScopedTiers(Conformance):
 
     @pytest.fixture
     def backend(
-        self, rados_gateway: RadosGateway, redis_server: RedisServer, role: str, credentials: Credentials, job: str,
+        self, sts_gateway: RadosGateway, redis_server: RedisServer, role: str, credentials: Credentials, job: str,
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     ) -> Iterator[Backend]:  # fmt: skip
-        credentials(rados_gateway)
-        place = f"tiered+{url(rados_gateway)}&redis={redis_server.url}"
-        raw = RawTiers(redis_server, rados_gateway)
+        credentials(sts_gateway)
+        place = f"tiered+{url(sts_gateway)}&redis={redis_server.url}"
+        raw = RawTiers(redis_server, sts_gateway)
         users = use_redis(redis_server, job, monkeypatch)
         use_s3(place, job, role, tmp_path / "stores", monkeypatch)
         yield Backend(place, raw)
