@@ -130,7 +130,8 @@ class TrainFunction:
     ) -> list[Manifest]:  # fmt: skip
         (parent, params), *beside = models
         batches: list[TrainBatch] = []
-        inputs, every = Inputs(ranks, [own for _, own in models], context.exchange), [own for _, own in models]
+        every = [own for _, own in models]
+        inputs = Inputs(ranks, every, context.exchange)
         if feed is None:
             with context.phase("read"):
                 samples, columns = inputs.read(*(call.inputs.get(name, ()) for name in ("samples", "columns")))
@@ -162,6 +163,7 @@ class TrainFunction:
                         inputs.filled(batch, partial(packed_rows, one, batch, passes_of(batch, own), own))
                         for one, batch, own in zip(states, batches, every, strict=True)
                     ]
+                    del inputs
                     found = (
                         optimize_both(states, batches, every, context)
                         if beside

@@ -142,10 +142,10 @@ class Inputs:
             for row in wanted[me]:
                 reader = self._sources[name].reader[keys[row]]
                 places[reader].append(values[offsets[row] : offsets[row + 1]].reshape(-1).view(np.uint8))
-        sent = np.concatenate([np.zeros(0, np.uint8), *(part for to in parts for part in to)])
-        sizes = [[sum(len(part) for part in peer) for peer in side] for side in (parts, places)]
-        received, at = self._ranks.swap(torch.from_numpy(sent).to(self._ranks.device), *sizes).cpu().numpy(), 0
-        for place in (place for of in places for place in of):
+        sent = np.concatenate([np.zeros(0, np.uint8), *(part for peer in parts for part in peer)])
+        to, of = ([sum(len(part) for part in peer) for peer in side] for side in (parts, places))
+        received, at = self._ranks.swap(torch.from_numpy(sent).to(self._ranks.device), to, of).cpu().numpy(), 0
+        for place in (place for peer in places for place in peer):
             place[:] = received[at : at + len(place)]
             at += len(place)
 
@@ -155,5 +155,5 @@ def _with(part: SampleBatch | Columns, values: Mapping[str, Array]) -> Any:
     if isinstance(part, Columns):
         return replace(part, token={**part.token, **{name.removeprefix("token."): v for name, v in values.items()}})
     responses = Ragged(values.get("responses", part.responses.flat), part.responses.lengths)
-    own = {name: v for name, v in values.items() if name != "responses"}
+    own: dict[str, Any] = {name: v for name, v in values.items() if name != "responses"}
     return replace(part, responses=responses, **own)

@@ -60,7 +60,8 @@ def packed_rows(state: TrainState, batch: TrainBatch, parts: Sequence[Sequence[i
     samples, first = batch.samples, dict[int, int]()
     blank = Ragged(np.zeros(len(samples.mask), np.int32), samples.responses.lengths)
     planned = replace(batch, samples=replace(samples, responses=blank, experts=None))
-    rows = {row for part in parts for pack in share_of(state, planned, part, params).packs for row in pack.rows}
+    own = (share_of(state, planned, part, params) for part in parts if part)
+    rows = {row for some in own for pack in some.packs for row in pack.rows}
     if samples.experts is not None:  # make_packs takes those of a prompt's last token from its first response
         for row in np.flatnonzero(samples.responses.lengths).tolist():
             first.setdefault(int(samples.prompt[row]), row)

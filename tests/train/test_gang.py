@@ -136,6 +136,8 @@ def test_ranks_that_read_their_packs_alone_make_the_step_of_one(bench: Bench) ->
     for call, (first, other) in zip(calls, gangs, strict=True):
         assert first.data == other.data
         assert_equal_step(bench, bench.alone(replace(call, id=call.id.replace("many", "one"))), first.data)
+    nothing = bench.call("nothing", GRPO | {"dropped": [[g, i] for g in range(GROUPS) for i in range(N)]})
+    assert bench.gang(nothing, 2)["metrics"]["actor/skipped_updates"] == 1
     params = GRPO | {"max_rollout_logprob_diff": 1e-3, "epochs": 2}
     ended = run_gangs(bench.root, bench.scratch, [ranks_of(bench.call("stale", params), 2)])[0]
     with pytest.raises(FatalError, match="rollout log-probabilities differ") as alone:
@@ -229,6 +231,14 @@ def test_what_is_fatal_for_one_rank_is_fatal_for_all(bench: Bench) -> None:
     assert [e["kind"] for e in errors] == ["fatal", "fatal"]
     assert errors[0]["message"] == errors[1]["message"]
     assert "reference_logprobs: nan" in errors[0]["message"]
+
+
+def test_a_value_that_is_gone_is_named_by_all_ranks(bench: Bench) -> None:
+    """One of them reads it; the caller makes it again, whichever rank's answer it sees."""
+    call = bench.call("gone", GRPO)
+    bench.exchange.delete("batches/c")
+    errors = [e.event.data for e in run_gang(bench.root, bench.scratch, ranks_of(call, 2)) if e.event is not None]
+    assert [error["lost"] for error in errors] == ["batches/c"] * 2
 
 
 def test_gang_params_are_checked(bench: Bench) -> None:
