@@ -330,6 +330,14 @@ class TrainParams:
         return self.correction is not None and bool(self.correction.reject)
 
     @property
+    def corrects_whole(self) -> bool:
+        """Whether the correction is of all samples at once, before the first gradient: what is rejected is in no
+        denominator, weights are divided by their mean, a token baseline weighs by them."""
+        if self.correction is None or self.objective == "value":
+            return False
+        return self.rejects or self.correction.normalize or self.token_baseline
+
+    @property
     def wants_old(self) -> bool:
         """Whether the log-probabilities of the weights before the step are computed before its first gradient: they
         change within it, or are part of what is trained on."""

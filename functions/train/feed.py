@@ -23,6 +23,7 @@ from functions.call.inputs import without
 from functions.call.params import parse
 from functions.exchange.base import NotFound
 from functions.train.gang import Ranks
+from functions.train.protocols import Inputs
 
 LOOK_S = 1.0
 """How often a waiting call looks whether it is still wanted."""
@@ -98,8 +99,8 @@ class Feed:
 class Intake:
     """Joins what the parts bring to samples and columns of whole groups."""
 
-    def __init__(self, context: Context) -> None:
-        self._exchange = context.exchange
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
         self._samples: list[SampleBatch] = []
         self._columns: list[Columns] = []
         self._waiting: list[SampleBatch] = []
@@ -111,9 +112,11 @@ class Intake:
 
         Raises FatalError for a group that is given twice, WireError for a sample that a column lacks.
         """
-        found = [SampleBatch.decode(self._exchange.get(ref)) for part in parts for ref in part.samples]
+        found, columns = self._inputs.read(
+            [ref for part in parts for ref in part.samples], [ref for part in parts for ref in part.columns]
+        )
         self._samples += found
-        self._columns += [Columns.decode(self._exchange.get(ref)) for part in parts for ref in part.columns]
+        self._columns += columns
         groups = set[int]()
         for part in parts:
             self._dropped |= set(part.dropped)

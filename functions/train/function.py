@@ -10,6 +10,7 @@ a warm replica computes on the numbers that a cold one loads. A call whose versi
 
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from functions.algorithms.metrics import combine_metrics
 from functions.algorithms.truncation import WHOLE
+from functions.base.samples import Columns, SampleBatch
 from functions.base.wire import Call, Event, Json, Version
 from functions.call.function import Context, FatalError
-from functions.call.inputs import read_columns, read_samples, without
+from functions.call.inputs import joined, without
 from functions.call.train_params import TrainParams
 from functions.exchange.base import NotFound
 from functions.models.packing import Pack
@@ -34,11 +36,21 @@ from functions.train.measured import memory, rank_tokens, reset_peak, skipped
 from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
 from functions.train.progress import Progress
+from functions.train.protocols import Inputs
 from functions.train.selection import draw, redrawn, selected
 from functions.train.state import Structure, TrainState, lighter, load, publish_state, tensors_of, whole_again
 from functions.train.step import Check, Work, batch_logprobs, blame, denominators, truncation, whole_correction
 from functions.train.streamed import optimize_streamed, whole_batch
-from functions.train.update import check_bound, check_versions, prefix_shared, share_of, told, training, update
+from functions.train.update import (
+    check_bound,
+    check_versions,
+    packed_rows,
+    prefix_shared,
+    share_of,
+    told,
+    training,
+    update,
+)
 from functions.weights.manifest import Manifest, label, read_manifest
 
 Model = tuple[Version, TrainParams]
@@ -118,9 +130,13 @@ class TrainFunction:
     ) -> list[Manifest]:  # fmt: skip
         (parent, params), *beside = models
         batches: list[TrainBatch] = []
+        every = [own for _, own in models]
+        inputs = Inputs(ranks, every, context.exchange)
         if feed is None:
             with context.phase("read"):
-                batches = [_batch(call, own, context) for _, own in models]
+                samples, columns = inputs.read(*(call.inputs.get(name, ()) for name in ("samples", "columns")))
+                batches = [_batch(joined(call, samples), columns, own) for own in every]
+                del samples, columns
         held, self._held = self._held, None  # what fails half-way is not held on to
         kept, self._kept = self._kept, []
         warm = held is not None and held.version == parent and held.structure == Structure.of(params)
@@ -138,12 +154,16 @@ class TrainFunction:
             with context.phase("train"):
                 reset_peak(self._device)
                 if feed is not None and feed.stream:
-                    *told, mismatch = optimize_streamed(state, feed.batches(ranks), params, context)
+                    *told, mismatch = optimize_streamed(state, feed.batches(ranks), inputs, params, context)
                     found: list[Optimized] = [(told[0], told[1], told[2])]
                 else:
                     if feed is not None:
-                        batches = [whole_batch(feed.batches(ranks), params, context)]
-                    every = [own for _, own in models]
+                        batches = [whole_batch(feed.batches(ranks), inputs, params)]
+                    batches = [
+                        inputs.filled(batch, partial(packed_rows, one, batch, passes_of(batch, own), own))
+                        for one, batch, own in zip(states, batches, every, strict=True)
+                    ]
+                    del inputs
                     found = (
                         optimize_both(states, batches, every, context)
                         if beside
@@ -226,11 +246,12 @@ def optimizing(state: TrainState, batch: TrainBatch, params: TrainParams, contex
     if not batch.trained_rows():
         return skipped(state, batch, params)
     with training(state.model, params):
-        old = _old_logprobs(state, batch, params, share_of(state, batch, batch.trained_rows(), params), progress)
+        own = share_of(state, batch, batch.trained_rows(), params)
+        old = _old_logprobs(state, batch, params, own, progress)
         correction = whole_correction(batch, old, params)
         goal = targets(batch, params, old, state.carry, None if correction is None else correction.weights)
         if old is not None and params.objective == "policy" and not params.given:
-            _check_mismatch(batch, old, params)
+            _check_mismatch(batch, old, own, state.ranks, params)
         goal = selected(batch, goal, old, correction, params)
         kept = batch.mask if correction is None else correction.mask
         given, drawn = batch, draw(batch, params)
@@ -301,6 +322,11 @@ def mini_batches(batch: TrainBatch, count: int) -> list[list[int]]:
     return [[row for row in rows if int(batch.samples.group[row]) in part] for part in parts]
 
 
+def passes_of(batch: TrainBatch, params: TrainParams) -> list[list[int]]:
+    """The samples of each pass of an epoch, and of one before them."""
+    return [batch.trained_rows(), *(mini_batches(batch, params.mini_batches) if params.mini_batches > 1 else ())]
+
+
 def _old_logprobs(
     state: TrainState, batch: TrainBatch, params: TrainParams, own: Share, progress: Progress
 ) -> Tensor | None:
@@ -317,9 +343,14 @@ def _old_logprobs(
     return old
 
 
-def _check_mismatch(batch: TrainBatch, old: Tensor, params: TrainParams) -> None:
-    difference = (old - batch.kept_mass - batch.rollout_logprobs).abs()[batch.mask == 1]
-    check_bound(float(difference.double().mean()), batch, params)
+def _check_mismatch(batch: TrainBatch, old: Tensor, own: Share, ranks: Ranks, params: TrainParams) -> None:
+    """Of all samples; each rank knows what the engine said of its packs'."""
+    here = torch.zeros_like(batch.mask, dtype=torch.bool)
+    for pack in own.packs:
+        here[pack.flat] = batch.mask[pack.flat] == 1
+    off = (old - batch.kept_mass - batch.rollout_logprobs).abs()[here].double()
+    total, count = ranks.sum(torch.stack((off.sum(), here.sum().double()))).tolist()
+    check_bound(total / count, batch, params)
 
 
 def _over_steps(name: str, parts: list[dict[str, float]]) -> float:
@@ -340,6 +371,6 @@ def _after(parent: Version, params: TrainParams, identity: str) -> Version:
     return Version(params.model, parent.number + 1, hashlib.sha256(identity.encode()).hexdigest()[:12])
 
 
-def _batch(call: Call, params: TrainParams, context: Context) -> TrainBatch:
-    samples = without(read_samples(call, context.exchange), set(params.dropped))
-    return build(samples, read_columns(call, samples, context.exchange), params)
+def _batch(samples: SampleBatch, columns: Sequence[Columns], params: TrainParams) -> TrainBatch:
+    samples = without(samples, set(params.dropped))
+    return build(samples, Columns.align(samples, columns), params)

@@ -132,22 +132,36 @@ class Ranks:
         """Each rank's `value`, in their order; with `axis` of those along it: along dp, those of the last stage."""
         if self.mesh is None:
             return [value]
-        group = None if axis is None else self.mesh.get_group(axis)
-        place, size = dist.get_rank(group), dist.get_world_size(group)
-        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
-        sizes = torch.zeros(size, dtype=torch.int64, device=self.device)
-        sizes[place] = data.numel()
-        dist.all_reduce(sizes, group=group)
-        padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=self.device)
-        padded[: data.numel()] = data
-        parts = [torch.empty_like(padded) for _ in range(size)]
-        dist.all_gather(parts, padded, group=group)
-        told = zip(parts, sizes.tolist(), strict=True)
-        found = [json.loads(part[:n].cpu().numpy().tobytes()) for part, n in told]
+        found = [json.loads(part) for part in self.gather_bytes(json.dumps(value).encode(), axis)]
         if axis == "dp" and self.count("pp") > 1:
             stages = self.gather({"found": found}, "pp")  # by their ranks
             return list(stages[-1 if self._ahead else 0]["found"])
         return found
+
+    def gather_bytes(self, value: bytes, axis: str | None = None) -> list[bytes]:
+        """As `gather`, of a gang."""
+        group = self._group(axis)
+        place, size = dist.get_rank(group), dist.get_world_size(group)
+        sizes = torch.zeros(size, dtype=torch.int64, device=self.device)
+        sizes[place] = len(value)
+        dist.all_reduce(sizes, group=group)
+        padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=self.device)
+        if value:
+            padded[: len(value)] = torch.frombuffer(bytearray(value), dtype=torch.uint8)
+        parts = [torch.empty_like(padded) for _ in range(size)]
+        dist.all_gather(parts, padded, group=group)
+        return [part[:n].cpu().numpy().tobytes() for part, n in zip(parts, sizes.tolist(), strict=True)]
+
+    def swap(self, sent: Tensor, to: list[int], of: list[int], axis: str | None = None) -> Tensor:
+        """Elements `to` each rank, and `of` each; of a gang."""
+        received = sent.new_empty(sum(of))
+        dist.all_to_all_single(received, sent, of, to, group=self._group(axis))
+        return received
+
+    def _group(self, axis: str | None) -> dist.ProcessGroup | None:
+        """None: all ranks."""
+        assert self.mesh is not None, "of a gang"
+        return None if axis is None else self.mesh.get_group(axis)
 
 
 ALONE = Ranks()

@@ -166,7 +166,7 @@ def _columns(rows: Tensor, shape: Sequence[int], ranks: Ranks) -> Tensor:
     counts = [last - first for first, last in rows_of(high - low, size)]
     sent = torch.cat([part.reshape(-1) for part in rows.to(ranks.device).chunk(size, 1)])
     width = shape[1] // size
-    return _swap(sent, [rows.shape[0] * width] * size, [count * width for count in counts], ranks).view(-1, width)
+    return ranks.swap(sent, [rows.shape[0] * width] * size, [count * width for count in counts], "tp").view(-1, width)
 
 
 def _rows(columns: Tensor, ranks: Ranks) -> Tensor:
@@ -174,13 +174,5 @@ def _rows(columns: Tensor, ranks: Ranks) -> Tensor:
     size, width = ranks.count("tp"), columns.shape[1]
     counts = [last - first for first, last in rows_of(columns.shape[0], size)]
     own = counts[ranks.place("tp")]
-    found = _swap(columns.reshape(-1), [count * width for count in counts], [own * width] * size, ranks)
+    found = ranks.swap(columns.reshape(-1), [count * width for count in counts], [own * width] * size, "tp")
     return torch.cat(list(found.view(size, own, width)), 1)
-
-
-def _swap(sent: Tensor, to: list[int], of: list[int], ranks: Ranks) -> Tensor:
-    """Elements `to` each rank of tp, and `of` each."""
-    assert ranks.mesh is not None, "of a gang"
-    received = sent.new_empty(sum(of))
-    dist.all_to_all_single(received, sent, of, to, group=ranks.mesh.get_group("tp"))
-    return received

@@ -75,12 +75,8 @@ class Denominators(NamedTuple):
 
 
 def whole_correction(batch: TrainBatch, old_logprobs: Tensor | None, params: TrainParams) -> Correction | None:
-    """Of all samples at once, where the step wants it before its first gradient: what is rejected is in no denominator,
-    weights are divided by their mean, a token baseline weighs by them. None: it does not."""
-    settings = params.correction
-    if settings is None or params.objective == "value":
-        return None
-    if not (params.rejects or settings.normalize or params.token_baseline):
+    """None: the step does not want it (TrainParams.corrects_whole)."""
+    if not params.corrects_whole:
         return None
     assert old_logprobs is not None, "TrainParams.wants_old"
     totals = _totals(batch, batch.trained_rows(), batch.mask, params)

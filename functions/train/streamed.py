@@ -11,6 +11,7 @@ does not stream (docs/decisions/0007-train-while-generating.md).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
@@ -27,15 +28,16 @@ from functions.train.measured import rank_tokens, skipped
 from functions.train.mismatch import mismatch_columns
 from functions.train.parallel import Share
 from functions.train.progress import Progress
+from functions.train.protocols import Inputs
 from functions.train.state import TrainState
 from functions.train.step import Denominators, Work, blame, denominators
-from functions.train.update import check_bound, check_versions, share_of, told, training, update
+from functions.train.update import check_bound, check_versions, packed_rows, share_of, told, training, update
 
 Metrics = dict[str, float]
 
 
 def optimize_streamed(
-    state: TrainState, batches: Iterator[Sequence[FeedPart]], params: TrainParams, context: Context
+    state: TrainState, batches: Iterator[Sequence[FeedPart]], inputs: Inputs, params: TrainParams, context: Context
 ) -> tuple[Metrics, dict[str, float], dict[str, float], Columns]:
     """As `optimize`: improves `state` in place; (metrics, stats, carry, mismatch by sample).
 
@@ -43,7 +45,7 @@ def optimize_streamed(
     """
     if not params.streams:
         raise FatalError("params.feed: a step with these params needs all samples before its first gradient")
-    intake, progress = Intake(context), Progress(context)
+    intake, progress = Intake(inputs), Progress(context)
     done: list[tuple[TrainBatch, Targets, Share]] = []
     sums: list[dict[str, Tensor]] = []
     with training(state.model, params):
@@ -53,6 +55,7 @@ def optimize_streamed(
             if joined is None or not (batch := build(*joined, params)).trained_rows():
                 continue
             check_versions(batch.samples, state.version, params)
+            batch = inputs.filled(batch, partial(packed_rows, state, batch, [batch.trained_rows()], params))
             goal = targets(batch, _of_part(params), batch.token.get("old_logprobs"), state.carry)
             own = share_of(state, batch, batch.trained_rows(), params)
             progress.stage(f"fed batch {number + 1}", len(own.packs))
@@ -73,9 +76,9 @@ def optimize_streamed(
     return finite, stats, carry, mismatch_columns([batch for batch, _, _ in done], state.ranks)
 
 
-def whole_batch(batches: Iterator[Sequence[FeedPart]], params: TrainParams, context: Context) -> TrainBatch:
+def whole_batch(batches: Iterator[Sequence[FeedPart]], inputs: Inputs, params: TrainParams) -> TrainBatch:
     """All that is fed, when the last part has come: the batch of a call that had it as inputs."""
-    intake = Intake(context)
+    intake = Intake(inputs)
     for parts in batches:
         intake.take(parts)
     return build(*intake.whole(), params)

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
+import numpy as np
 from transformers import PreTrainedModel
 
-from functions.base.samples import SampleBatch
+from functions.base.samples import Ragged, SampleBatch
 from functions.base.wire import Version
 from functions.call.function import FatalError
 from functions.call.inputs import sample_name
@@ -51,6 +53,20 @@ def share_of(state: TrainState, batch: TrainBatch, rows: Sequence[int], params: 
     budget = params.micro_batch_tokens or micro_batch_default(state.model.device)
     ranks = state.ranks
     return share(packs_of, budget, ranks.place("dp"), ranks.count("dp"), ranks.count("pp"))
+
+
+def packed_rows(state: TrainState, batch: TrainBatch, parts: Sequence[Sequence[int]], params: TrainParams) -> set[int]:
+    """The samples that this rank's packs of any of the `parts` read; lengths and masks say which."""
+    samples, first = batch.samples, dict[int, int]()
+    blank = Ragged(np.zeros(len(samples.mask), np.int32), samples.responses.lengths)
+    planned = replace(batch, samples=replace(samples, responses=blank, experts=None))
+    own = (share_of(state, planned, part, params) for part in parts if part)
+    rows = {row for some in own for pack in some.packs for row in pack.rows}
+    if samples.experts is not None:  # make_packs takes those of a prompt's last token from its first response
+        for row in np.flatnonzero(samples.responses.lengths).tolist():
+            first.setdefault(int(samples.prompt[row]), row)
+        rows |= {first[int(samples.prompt[row])] for row in rows}
+    return rows
 
 
 def update(state: TrainState, params: TrainParams, blame: Callable[[], str]) -> dict[str, float]:

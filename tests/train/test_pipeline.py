@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+import torch
 
 from functions.base.wire import Call, Json, Version
 from functions.call.parallel import Parallel
@@ -68,31 +69,48 @@ def test_stages_make_the_step_of_one(bench: Bench) -> None:
         assert first["stats"]["ranks"] == case.size
 
 
-def test_actor_and_critic_in_one_schedule_make_the_steps_of_one_after_the_other(bench: Bench) -> None:
-    """Two stages of both, after a kill, which leaves no version of either; four; and two of two ranks each."""
+def of_both(bench: Bench) -> tuple[Call, Call, Call]:
+    """A call that trains actor and critic, and one of each."""
     base = {
         name: import_model(bench.exchange, name, tiny_model(kind, bench.scratch / name, **deep(kind)))
         for name, kind in (("actor", "gemma3_text"), ("critic", "qwen3"))
     }
     policy = GRPO | {"model": "actor", "mini_batches": 2, "micro_batch_tokens": 12}
     value = VALUE | {"micro_batch_tokens": 12}
-    call = bench.call("both", policy, base["actor"])
+    actor, critic = bench.call("actor", policy, base["actor"]), bench.call("critic", value, base["critic"])
     weights = {"policy": base["actor"], "beside": base["critic"]}
-    call = replace(call, weights=weights, params={**call.params, "beside": value})
+    return replace(actor, id="both", weights=weights, params={**actor.params, "beside": value}), actor, critic
+
+
+def test_actor_and_critic_in_one_schedule_make_the_steps_of_one_after_the_other(bench: Bench) -> None:
+    """Two stages of both, after a kill, which leaves no version of either; four; and two of two ranks each."""
+    call, *each = of_both(bench)
     (killed,) = run_gangs(bench.root, bench.scratch, [ranks_of(call, 2, Parallel(pp=2))], die=1)
     assert killed[1].exit_code == -9
-    assert not [key for name in base for key in bench.exchange.list(f"weights/{name}/v000001")]
+    assert not [key for name in ("actor", "critic") for key in bench.exchange.list(f"weights/{name}/v000001")]
     calls = [ranks_of(call, 2, Parallel(pp=2)), ranks_of(replace(call, id="four"), 4, Parallel(pp=4))]
     calls.append(ranks_of(replace(call, id="divided"), 4, Parallel(tp=2, pp=2)))
     gangs = run_gangs(bench.root, bench.scratch, calls)
-    actor = bench.alone(bench.call("actor", policy, base["actor"]))
-    critic = bench.alone(bench.call("critic", value, base["critic"]))
+    actor, critic = map(bench.alone, each)
     for ranks in gangs:
         first, *others = [rank.data for rank in ranks]
         assert all(other == first for other in others)
         assert_equal_step(bench, actor, first, in_order=False)
         assert_equal_step(bench, critic, first["beside"], in_order=False)
         assert 1 < first["stats"]["held_micro_batches"] <= len(ranks) + 1
+
+
+@pytest.mark.gpu
+def test_actor_and_critic_in_one_schedule_over_nccl(bench: Bench) -> None:
+    """Two stages of both, each rank on a device of its own; float32 sums in another order than a CPU's."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"fused pipelines over NCCL want 2 CUDA devices; here are {torch.cuda.device_count()}")
+    call, *each = of_both(bench)
+    (ended,) = run_gangs(bench.root, bench.scratch, [ranks_of(call, 2, Parallel(pp=2))], device="cuda")
+    actor, critic = map(bench.alone, each)
+    for rank in ended:
+        for one, many in ((actor, rank.data), (critic, rank.data["beside"])):
+            assert_equal_step(bench, one, many, in_order=False, atol=1e-3)
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 1), (4, 4), (4, 9)])
