@@ -131,7 +131,7 @@ def test_ranks_that_read_their_packs_alone_make_the_step_of_one(bench: Bench) ->
         "drawn": GRPO | {"resample": {"method": "pow"}},
     }
     calls = [bench.call(f"many-{name}", {"optimizer": OPTIMIZER, **params}) for name, params in cases.items()]
-    calls = [replace(call, inputs=call.inputs | {"columns": inputs["columns"]}) for call in calls]
+    calls = [replace(call, inputs={**call.inputs, "columns": inputs["columns"]}) for call in calls]
     gangs = run_gangs(bench.root, bench.scratch, [ranks_of(call, 2) for call in calls])
     for call, (first, other) in zip(calls, gangs, strict=True):
         assert first.data == other.data

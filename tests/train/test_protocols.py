@@ -106,17 +106,18 @@ def test_each_value_is_read_once_and_each_rank_gets_its_rows(tmp_path: Path, siz
     for _, _, _, keys, _ in ended:
         assert sum(sizes[key] for key in keys) <= sum(sizes.values()) / size + max(sizes.values())
     for found, columns, rows, _, came in ended:
-        own, places = np.zeros(tokens, bool), samples.responses.places(np.array(rows))
-        own[places] = True
+        mine, places = np.zeros(tokens, bool), samples.responses.places(np.array(rows))
+        mine[places] = True
         assert np.array_equal(found.mask, samples.mask)
         assert np.array_equal(columns["values"], values["values"])
-        for ours, theirs in (
+        for got, put_in in (
             (found.responses.flat, samples.responses.flat), (found.logprobs, samples.logprobs),
             (found.experts, samples.experts), *((columns[n], values[n]) for n in ("teacher_logprobs", "teacher_ids")),
         ):  # fmt: skip
-            assert ours.dtype == theirs.dtype
-            assert np.array_equal(ours[own], theirs[own])
-            assert not ours[~own].any()
+            assert put_in is not None
+            assert got.dtype == put_in.dtype
+            assert np.array_equal(got[mine], put_in[mine])
+            assert not got[~mine].any()
         assert came == len(places) * (4 + 4 + WIDE * 2 + 2 * 8 * 4), "its rows, and no others"
 
 
