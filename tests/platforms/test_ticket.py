@@ -94,9 +94,7 @@ def said(port: int, path: str) -> str:
         return ""
 
 
-def test_a_ticket_gets_a_process_gives_it_back_and_the_next_gets_it_parked(
-    agent: ForkedAgent, tmp_path: Path
-) -> None:
+def test_a_ticket_gets_a_process_gives_it_back_and_the_next_gets_it_parked(agent: ForkedAgent, tmp_path: Path) -> None:
     DirectoryExchange(tmp_path / "exchange" / "job").put(ALIVE, b"")
     first = Pod(tmp_path, "pod-1").up()
     held = first.call("hold", version=3)
@@ -113,9 +111,7 @@ def test_a_ticket_gets_a_process_gives_it_back_and_the_next_gets_it_parked(
     assert second.end() == other.end() == 0
 
 
-def test_a_pod_that_is_killed_in_mid_call_takes_its_process_along(
-    agent: ForkedAgent, tmp_path: Path
-) -> None:
+def test_a_pod_that_is_killed_in_mid_call_takes_its_process_along(agent: ForkedAgent, tmp_path: Path) -> None:
     pod = Pod(tmp_path, "pod-1", kind="Count").up()
     with httpx.Client(timeout=60) as client:
         answer = client.send(pod.request("count", n=2, hold=1), stream=True)
@@ -169,9 +165,7 @@ def test_without_an_agent_the_function_runs_in_the_pod(tmp_path: Path) -> None:
     assert pod.end() == 0
 
 
-def test_parked_processes_end_when_their_job_has_no_orchestrator(
-    agent: ForkedAgent, tmp_path: Path
-) -> None:
+def test_parked_processes_end_when_their_job_has_no_orchestrator(agent: ForkedAgent, tmp_path: Path) -> None:
     exchange = DirectoryExchange(tmp_path / "exchange" / "job")
     exchange.put(ALIVE, b"")
     pod = Pod(tmp_path, "pod-1").up()

@@ -25,11 +25,7 @@ from functions.server.settings import listen_unix
 os.environ |= ONE_THREAD | ONE_HEAP  # of the server, and so of what it forks, from its first moment
 Main = Callable[[Sequence[str]], int]
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload([
-    "functions.generate.function", "functions.reference.function", "functions.train.function", "functions.server.app",
-    "functions.exchange.redis", "functions.exchange.s3", "orchestrator.commands.run", "orchestrator.commands.resume",
-    "orchestrator.api.server", "tests.support.gang", "tests.support.forked", "tests.support.warm",
-])  # fmt: skip
+CONTEXT.set_forkserver_preload(["tests.support.warm"])
 
 
 @contextlib.contextmanager
@@ -171,7 +167,7 @@ class ForkedCommand(Forked):
 def run_program(words: Sequence[str]) -> int:
     """As `python -c WORDS`, for a ForkedCommand."""
     sys.argv = ["-c", *words[1:]]
-    exec(compile(words[0], "<string>", "exec"), {"__name__": "__main__"})
+    exec(compile(words[0], "<string>", "exec"), sys.modules["__main__"].__dict__)
     return 0
 
 
