@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.sandbox.contained import contained
 from tests.support import forked
 from tests.support.tiny_job import ENV
 
+gc.disable()  # what is imported to collect the tests is no garbage
 settings.register_profile("same", deadline=None, derandomize=True)  # what lands does not hang on luck
 settings.load_profile("same")
 settings.register_profile("search", deadline=None)
@@ -27,6 +29,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """The folder of a tier that is not asked for is not imported either; vLLM's has default tests too."""
     tier = collection_path.name
     return True if tier in ("browser", "cluster") and f"not {tier}" in config.getoption("markexpr") else None
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

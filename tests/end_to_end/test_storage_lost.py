@@ -4,19 +4,31 @@ metrics and weights of an undisturbed run. Where it lasts for too long: one clea
 
 from __future__ import annotations
 
+import ctypes
 import json
-import shlex
+import multiprocessing
+import os
+import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import pytest
 from redis import Redis
 
 from functions.base.wire import Json
+from functions.server.forkserver_client import FORKSERVER
+from functions.server.settings import listen_unix
+from orchestrator.commands.main import main
 from tests.exchange.servers import LosesAnswers, Meanwhile, MotoServer, RedisServer
-from tests.support.tiny_job import ENV, STEPS, Background, Job, arguments, assert_same, command, history, metrics
+from tests.support.forked import ForkedCommand, fork_agents, run_command
+from tests.support.tiny_job import ENV, STEPS, Background, Job, assert_same, command, history, metrics
+
+CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
 
 pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(300)]
 
@@ -199,6 +211,45 @@ def test_redis_emptied_while_a_gang_or_a_streamed_call_trains(
     assert trained == [3] * STEPS
 
 
+def fill_up(words: Sequence[str]) -> int:
+    """In namespaces of its own, with a forkserver of its own: a run on a small disk that is full from step 1 on, what
+    it said and its exit code, and its resume when there is room again."""
+    file, disk, kept, told = words
+    user, group = os.getuid(), os.getgid()
+    if ctypes.CDLL(None).unshare(CLONE_NEWNS | CLONE_NEWUSER) != 0:
+        return 90
+    for name, line in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        Path("/proc/self", name).write_text(line)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", disk], check=True)
+    fork, run = multiprocessing.get_context("fork"), Path(disk, "run")
+
+    def begin(*words: object, to: str) -> ForkProcess:
+        files = [f"{told}/{to}{name}" for name in ("out", "err")]
+        process = fork.Process(target=run_command, args=(main, [*map(str, words)], dict(os.environ), *files))
+        process.start()
+        return process
+
+    alive, _end = fork.Pipe(duplex=False)
+    os.environ[FORKSERVER] = f"{told}/forkserver"
+    with listen_unix(os.environ[FORKSERVER]) as listener:
+        fork.Process(target=fork_agents, args=(listener, alive, dict(os.environ)), daemon=True).start()
+        running = begin("run", file, "--run-dir", run, "limits.outage_s=1", to="")
+        while not list(run.glob("journal/*1.json")):
+            if not running.is_alive():
+                return 91
+            time.sleep(0.02)
+        with suppress(OSError), Path(disk, "ballast").open("wb", buffering=0) as ballast:
+            while True:
+                ballast.write(bytes(1 << 16))
+        running.join()
+        Path(told, "code").write_text(str(running.exitcode))
+        Path(disk, "ballast").unlink()
+        resumed = begin("resume", run, to="resumed-")
+        resumed.join()
+    shutil.copytree(run, kept)
+    return resumed.exitcode or 0
+
+
 @pytest.mark.skipif(
     subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode != 0,
     reason="a full disk needs a mount of its own, and this machine allows no user namespaces (unshare -rm)",
@@ -207,24 +258,10 @@ def test_a_full_disk(job: Job, undisturbed: Path, tmp_path: Path) -> None:
     """The run directory lies on a file system that is filled up in mid-step; then there is room again."""
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
-    run = disk / "run"
-    started = shlex.join(arguments("run", job.file, "--run-dir", run, "limits.outage_s=1"))
-    resumed = shlex.join(arguments("resume", run))
-    script = f"""
-        mount -t tmpfs -o size=64m none {disk} || exit 90
-        {started} >{tmp_path}/out 2>{tmp_path}/err &
-        until set -- {run}/journal/*1.json; [ -e "$1" ]; do kill -0 $! || exit 91; sleep 0.02; done
-        cat /dev/zero >{disk}/ballast
-        wait $!; echo $? >{tmp_path}/code
-        rm {disk}/ballast
-        {resumed} || exit 92
-        cp -r {run} {kept}
-    """
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script], env=ENV, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "code").read_text().strip() not in ("0", "137")
+    begun = ForkedCommand(fill_up, [str(path) for path in (job.file, disk, kept, tmp_path)], ENV)
+    _, errors = begun.communicate(timeout=280)
+    assert begun.returncode == 0, errors
+    assert (tmp_path / "code").read_text().strip() not in ("0", "-9")
     error = (tmp_path / "err").read_text()
     assert "Traceback" not in error
     assert " is full" in error.splitlines()[-1]

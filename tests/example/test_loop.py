@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from orchestrator.job.prompts import Draw, PromptSource
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.journal import Journal
 from orchestrator.run.versions import digests
-from tests.support.tiny_job import ENV, arguments
+from tests.support.tiny_job import command
 
 JOB = example.EXAMPLE / "job.toml"
 OVERRIDES = ["deterministic=true", "steps=2", "validation.every=0"]
@@ -30,7 +29,8 @@ def seed_of(seed: int, step: int) -> int:
 
 def test_the_loop_trains_the_weights_of_the_orchestrated_job(tmp_path: Path) -> None:
     """Two steps on the same prompts with the same seeds: weights and optimizer state are the same to the bit."""
-    subprocess.run(arguments("run", JOB, *OVERRIDES, "--run-dir", tmp_path / "run"), env=ENV, check=True)
+    done = command("run", JOB, *OVERRIDES, "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
     job, run = load_job(JOB, OVERRIDES), RunDirectory.open(tmp_path / "run")
     records = asyncio.run(Journal.open(AsyncExchange(run.open_exchange(job)))).records
     orchestrated = [record.history["weights"]["actor"] for record in records]

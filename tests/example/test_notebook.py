@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
+from tests.support.forked import ForkedCommand, run_program
 from tests.support.tiny_job import ENV, assert_nothing_left
 
 ROOT = Path(__file__).parents[2]
 KERNEL = """
-import asyncio, json, linecache, sys, types
+import asyncio, json, linecache, os, sys, types
+os.chdir(sys.argv[2])
 
 async def main():
     cells = [cell for cell in json.load(open(sys.argv[1]))["cells"] if cell["cell_type"] == "code"]
@@ -43,14 +43,12 @@ def test_the_notebook_runs_as_it_is(tmp_path: Path) -> None:
         assert whole in text
         text = text.replace(whole, short)
     (tmp_path / "notebook.ipynb").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-c", KERNEL, "notebook.ipynb"], env=ENV | {"PYTHONPATH": str(ROOT)}, cwd=tmp_path,
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    kernel = ForkedCommand(run_program, [KERNEL, "notebook.ipynb", str(tmp_path)], ENV)
+    shown, errors = kernel.communicate(timeout=280)
+    assert kernel.returncode == 0, errors
     assert_nothing_left()
-    assert "step 2" in done.stdout
-    assert "validation 0" in done.stdout
+    assert "step 2" in shown
+    assert "validation 0" in shown
     out = json.loads((tmp_path / "out").read_text())
     assert [row["step"] for row in out["metrics"]] == [0, 1, 2]
     assert out["said"][0]["generated_text"][-1]["role"] == "assistant"

@@ -22,8 +22,6 @@ from orchestrator.api.gateway.app import create
 from orchestrator.api.gateway.start import Options, opened
 from tests.support.waiting import until
 
-openai = pytest.importorskip("openai", reason="openai is not installed (`scripts/setup`)")
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "arithmetic"
 MODEL, TOKEN = EXAMPLE / "model", "a-token-of-the-tests"
 
@@ -33,6 +31,8 @@ class Server:
     url: str
 
     def client(self, token: str = TOKEN) -> Any:
+        import openai  # a second, which only the worker of these tests has to pay
+
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=token, max_retries=0, timeout=120)
 
     def post(self, path: str, body: Any, token: str = TOKEN) -> httpx.Response:
@@ -115,6 +115,8 @@ def test_many_streams_lose_and_mix_nothing(server: Server, greedy: dict[str, lis
             chunks += 1
             finish = choice.finish_reason or finish
         return text, ids, chunks, finish
+
+    import openai
 
     async def every() -> list[tuple[str, list[int], int, str | None]]:
         limits = httpx.Limits(max_connections=None)
@@ -237,6 +239,8 @@ def test_bad_requests_are_named_in_one_line(server: Server, path: str, body: Any
 
 
 def test_nobody_without_a_token_nor_another_site(server: Server) -> None:
+    import openai
+
     body = {"prompt": "1", "max_tokens": 1}
     assert server.post("/v1/completions", body, token="wrong-token-of-them").status_code == 401
     assert server.post("/v1/completions", body, token=f"{TOKEN}-to-read").status_code == 403

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,17 @@ def build(kind: Any, directory: Path, *, slots: int = 10, deterministic: bool = 
     return engine
 
 
+@cache
+def reference(directory: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(directory).eval()
+
+
 def check(
     directory: Path, requests: Sequence[Request], samples: Sequence[Sample], sampling: Sampling, eos: int = 2
 ) -> None:
     """Each request has one sample; log-probabilities are the model's; greedy tokens are its argmax; ends are right."""
     assert sorted(s.number for s in samples) == sorted(r.number for r in requests)
-    model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    model = reference(directory)
     by_number = {r.number: r for r in requests}
     for sample in samples:
         prompt = by_number[sample.number].prompt

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.forked import ForkedCommand, run_program
 from tests.support.tiny_job import ENV
 
 VLLM = """
@@ -24,6 +23,7 @@ class current_platform:
 START = """
 import sys
 from pathlib import Path
+sys.path.insert(0, sys.argv[1])
 from functions.generate.vllm.start import VllmSettings, start, unloaded
 print(unloaded())
 try:
@@ -41,9 +41,10 @@ def begin(tmp_path: Path, compiled: str) -> list[str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (tmp_path / "config.json").write_text("{}")
-    env = ENV | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
-    words = [sys.executable, "-c", START, str(tmp_path)]
-    return subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
+    started = ForkedCommand(run_program, [START, str(tmp_path)], ENV)
+    output, errors = started.communicate()
+    assert started.returncode == 0, errors
+    return output.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from functions.base.wire import Call, Json
+from tests.support.forked import ForkedAgent
 from tests.support.processes import descendants, exists
 from tests.support.waiting import until
 
@@ -62,8 +63,7 @@ class Agent:
         (root / "agent").mkdir()
         self.listener = f"{root}/agent/agent.sock"
         options = ["--parked-gb", str(parked_gb), "--scratch", f"{root}/agent", "--listen", self.listener]
-        command = [sys.executable, "-m", "functions.server.agent", "--parent", str(os.getpid()), *options]
-        self.process = subprocess.Popen(command, stdin=theirs.fileno())
+        self.process = ForkedAgent(["--parent", str(os.getpid()), *options], theirs)
         theirs.close()
         self.socket, self.lines = ours, ours.makefile("r")
         assert "ready" in self.hear()

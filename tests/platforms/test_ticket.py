@@ -17,6 +17,7 @@ import pytest
 from functions.base.wire import ALIVE, Call, Json
 from functions.exchange.directory import DirectoryExchange
 from tests.exchange.servers import free_port
+from tests.support.forked import ForkedAgent
 from tests.support.processes import descendants, exists
 from tests.support.waiting import until
 
@@ -65,17 +66,16 @@ class Pod:
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def agent(tmp_path: Path) -> Iterator[ForkedAgent]:
     with running_agent(tmp_path) as process:
         yield process
 
 
 @contextmanager
-def running_agent(root: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running_agent(root: Path) -> Iterator[ForkedAgent]:
     listener = root / "agent.sock"
-    command = [sys.executable, "-m", "functions.server.agent", "--scratch", str(root), "--parked-gb", "4"]
     port = free_port()
-    process = subprocess.Popen([*command, "--listen", str(listener), "--port", str(port)])
+    process = ForkedAgent(["--scratch", str(root), "--parked-gb", "4", "--listen", str(listener), "--port", str(port)])
     process.port = port  # type: ignore[attr-defined]
     until(lambda: listener.exists() and said(port, "healthz/live") == "ok\n", within_s=60)
     try:
@@ -94,9 +94,7 @@ def said(port: int, path: str) -> str:
         return ""
 
 
-def test_a_ticket_gets_a_process_gives_it_back_and_the_next_gets_it_parked(
-    agent: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
+def test_a_ticket_gets_a_process_gives_it_back_and_the_next_gets_it_parked(agent: ForkedAgent, tmp_path: Path) -> None:
     DirectoryExchange(tmp_path / "exchange" / "job").put(ALIVE, b"")
     first = Pod(tmp_path, "pod-1").up()
     held = first.call("hold", version=3)
@@ -113,9 +111,7 @@ def test_a_ticket_gets_a_process_gives_it_back_and_the_next_gets_it_parked(
     assert second.end() == other.end() == 0
 
 
-def test_a_pod_that_is_killed_in_mid_call_takes_its_process_along(
-    agent: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
+def test_a_pod_that_is_killed_in_mid_call_takes_its_process_along(agent: ForkedAgent, tmp_path: Path) -> None:
     pod = Pod(tmp_path, "pod-1", kind="Count").up()
     with httpx.Client(timeout=60) as client:
         answer = client.send(pod.request("count", n=2, hold=1), stream=True)
@@ -131,7 +127,7 @@ def test_a_pod_that_is_killed_in_mid_call_takes_its_process_along(
 
 
 def test_a_pod_killed_while_its_process_parks_leaves_it_parked_and_who_wants_its_device_waits(
-    agent: subprocess.Popen[bytes], tmp_path: Path
+    agent: ForkedAgent, tmp_path: Path
 ) -> None:
     """A pod's grace is a second (Knative's platform), and leaving an accelerator takes as long as it takes."""
     DirectoryExchange(tmp_path / "exchange" / "job").put(ALIVE, b"")
@@ -153,7 +149,7 @@ def test_a_pod_killed_while_its_process_parks_leaves_it_parked_and_who_wants_its
         assert one.end() == 0
 
 
-def test_a_pod_ends_with_its_process_and_with_its_agent(agent: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_pod_ends_with_its_process_and_with_its_agent(agent: ForkedAgent, tmp_path: Path) -> None:
     pod = Pod(tmp_path, "pod-1").up()
     os.kill(pod.call("held")["pid"], signal.SIGKILL)
     assert pod.process.wait(60) == 128 + signal.SIGKILL
@@ -169,9 +165,7 @@ def test_without_an_agent_the_function_runs_in_the_pod(tmp_path: Path) -> None:
     assert pod.end() == 0
 
 
-def test_parked_processes_end_when_their_job_has_no_orchestrator(
-    agent: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
+def test_parked_processes_end_when_their_job_has_no_orchestrator(agent: ForkedAgent, tmp_path: Path) -> None:
     exchange = DirectoryExchange(tmp_path / "exchange" / "job")
     exchange.put(ALIVE, b"")
     pod = Pod(tmp_path, "pod-1").up()

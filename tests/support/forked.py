@@ -25,11 +25,7 @@ from functions.server.settings import listen_unix
 os.environ |= ONE_THREAD | ONE_HEAP  # of the server, and so of what it forks, from its first moment
 Main = Callable[[Sequence[str]], int]
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload([
-    "functions.generate.function", "functions.reference.function", "functions.train.function", "functions.server.app",
-    "functions.exchange.redis", "functions.exchange.s3", "orchestrator.commands.run", "orchestrator.commands.resume",
-    "orchestrator.api.server", "tests.support.gang", "tests.support.forked",
-])  # fmt: skip
+CONTEXT.set_forkserver_preload(["tests.support.warm"])
 
 
 @contextlib.contextmanager
@@ -42,7 +38,7 @@ def forkserver(env: Mapping[str, str]) -> Iterator[str]:
 
     def forked() -> None:
         if listener.fileno() in select.select([listener.fileno(), over], [], [])[0]:
-            process = CONTEXT.Process(target=_fork_agents, args=(listener, alive, dict(env)))
+            process = CONTEXT.Process(target=fork_agents, args=(listener, alive, dict(env)))
             process.start()
             alive.close()
             os.read(over, 1)
@@ -61,7 +57,7 @@ def forkserver(env: Mapping[str, str]) -> Iterator[str]:
             shutil.rmtree(directory)
 
 
-def _fork_agents(listener: socket.socket, alive: Connection, env: dict[str, str]) -> None:
+def fork_agents(listener: socket.socket, alive: Connection, env: dict[str, str]) -> None:
     """Until the other end of `alive` is closed."""
     from functions.server.forkserver import Forkserver
 
@@ -69,7 +65,9 @@ def _fork_agents(listener: socket.socket, alive: Connection, env: dict[str, str]
     os.environ.clear()
     os.environ.update(env | ONE_HEAP)
     sys.path.insert(0, "")  # an agent's own directory
-    Forkserver(listener).serve()
+    server = Forkserver(listener)
+    server.loaded = True  # by warm.py
+    server.serve()
 
 
 class Forked:
@@ -123,6 +121,23 @@ def _serve(arguments: list[str], env: dict[str, str], log: str, stuck_s: float |
     serve(settings if stuck_s is None else replace(settings, stuck_s=stuck_s), where.listen())
 
 
+class ForkedAgent(Forked):
+    """A node agent, told what `python -m functions.server.agent` is told; `client` is its standard input."""
+
+    def __init__(self, arguments: Sequence[str], client: socket.socket | None = None) -> None:
+        super().__init__(_agent, list(arguments), client, daemon=False)
+
+
+def _agent(arguments: list[str], client: socket.socket | None) -> None:
+    from functions.server.agent import main
+    from functions.server.forkserver import KINDS
+
+    if client is not None:
+        os.dup2(client.fileno(), 0)
+        client.close()
+    main(arguments, loaded=KINDS)
+
+
 class ForkedCommand(Forked):
     """A command line. What it prints is kept in files; `merged`: its errors among the output."""
 
@@ -147,6 +162,13 @@ class ForkedCommand(Forked):
         output, errors = (file.read_text() for file in self._files)
         shutil.rmtree(self._kept)
         return output, errors
+
+
+def run_program(words: Sequence[str]) -> int:
+    """As `python -c WORDS`, for a ForkedCommand."""
+    sys.argv = ["-c", *words[1:]]
+    exec(compile(words[0], "<string>", "exec"), sys.modules["__main__"].__dict__)
+    return 0
 
 
 def run_command(main: Main, words: list[str], env: dict[str, str], *paths: str) -> None:

@@ -39,7 +39,7 @@ def test_steps_of_a_trainer_that_parks_are_those_of_one_that_does_not(bench: Ben
 
 
 def test_a_parked_trainer_has_nothing_in_private_memory(bench: Bench, tmp_path: Path) -> None:
-    save_tiny(tmp_path / "large", intermediate_size=32_768)
+    save_tiny(tmp_path / "large", intermediate_size=8_192)
     base = import_model(bench.exchange, "large", tmp_path / "large")
     size_mb = (tmp_path / "large" / "model.safetensors").stat().st_size / 2**20
     params = {"optimizer": ADAM, "model": "large", "dtype": "bfloat16"}
