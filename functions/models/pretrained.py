@@ -25,6 +25,9 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from functions.weights.files import weight_files
 
+ALIGNED_BYTES = 64
+"""Where torch's own tensors begin. Those of a mapped file begin anywhere, and MKL's products for AVX2 are other bits by
+where they do: a model would be another one by the length of its file's header, and after it was parked."""
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -199,6 +202,9 @@ def _load(auto: Any, directory: Path, dtype: torch.dtype, device: str) -> tuple[
         raise ValueError(f"model {directory}: transformers cannot load it: {first}") from error
     model.eval()
     model.set_attn_implementation(row_attention(model))
+    for parameter in model.parameters():
+        if parameter.data_ptr() % ALIGNED_BYTES:
+            parameter.data = parameter.data.clone()
     return model.to(device), sorted(info["missing_keys"])
 
 

@@ -119,11 +119,10 @@ def test_many_streams_lose_and_mix_nothing(server: Server, greedy: dict[str, lis
     import openai
 
     async def every() -> list[tuple[str, list[int], int, str | None]]:
-        limits = httpx.Limits(max_connections=None)
+        http: Any = httpx.AsyncClient(limits=httpx.Limits(max_connections=None), timeout=250)
         async with openai.AsyncOpenAI(
-            base_url=f"{server.url}/v1", api_key=TOKEN, max_retries=0, timeout=250,
-            http_client=httpx.AsyncClient(limits=limits, timeout=250),
-        ) as client:  # fmt: skip
+            base_url=f"{server.url}/v1", api_key=TOKEN, max_retries=0, timeout=250, http_client=http
+        ) as client:
             return await asyncio.gather(*(one(client, asked) for asked in asked_of))
 
     answers = asyncio.run(every())

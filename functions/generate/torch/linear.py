@@ -17,7 +17,7 @@ class Linear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
-        self.packed = weight.device.type == "cpu" and torch._C._has_mkldnn
+        self.packed = weight.device.type == "cpu" and torch._C._has_mkldnn and _packs(weight.dtype)
         self.pack()
 
     def pack(self) -> None:
@@ -34,3 +34,10 @@ class Linear:
             return F.linear(x, self.weight, self.bias)
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return y
+
+
+def _packs(dtype: torch.dtype) -> bool:
+    """Half precision by CPUs with AVX-512 or AVX-NE-CONVERT alone; of others a product raises."""
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype != torch.float16 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
