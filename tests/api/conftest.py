@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -41,13 +42,20 @@ class Served:
         return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=100)
 
 
+def _run(files: int | None, told: list[str], log: str) -> None:
+    if files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    run_command(main, told, dict(ENV), log, log)
+
+
 @contextmanager
 def serving(
-    runs: Path, root: Path, *words: str, max_running: int = 0, port: int | None = None, own_token: bool = False
-) -> Iterator[Served]:
+    runs: Path, root: Path, *words: str, max_running: int = 0, port: int | None = None, own_token: bool = False,
+    files: int | None = None,
+) -> Iterator[Served]:  # fmt: skip
     """A server until the block ends (unless it was killed before); the jobs that it started are not its children.
 
-    It takes WRITE and READ, or (`own_token`) what it has made itself.
+    It takes WRITE and READ, or (`own_token`) what it has made itself. `files`: so many may it have open.
     """
     tokens = runs.with_name("tokens")
     tokens.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +65,7 @@ def serving(
     log = runs.with_name(f"{runs.name}-{port}.log")
     told = ["serve", "--runs", str(runs), "--data-root", str(root), "--port", str(port), *words]
     told += ["--max-running", str(max_running)]
-    process = Forked(run_command, main, told, dict(ENV), str(log), str(log), daemon=False)
+    process = Forked(_run, files, told, str(log), daemon=False)
     try:
         wait_for(lambda: process.poll() is not None or answers(port), what=f"server on {port}")
         assert process.poll() is None, log.read_text()

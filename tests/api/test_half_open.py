@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,21 +17,9 @@ HALVES = (b"", HEAD, HEAD + b"content-length: 1000\r\n\r\n{", HEAD + TOKEN + b"c
 """Nothing, headers, a body, a body of one who may send it."""
 
 
-@contextmanager
-def descriptors(most: int) -> Iterator[None]:
-    """Processes that begin in this block may open so many files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def test_a_server_answers_among_hundreds_of_half_open_requests(tmp_path: Path, root: Path) -> None:
     with ExitStack() as stack:
-        with descriptors(256):
-            server = stack.enter_context(serving(tmp_path / "served" / "runs", root))
+        server = stack.enter_context(serving(tmp_path / "served" / "runs", root, files=256))
         where = urlsplit(server.url)
         for i in range(400):
             connection = stack.enter_context(closing(socket.create_connection((where.hostname, where.port), 60)))
