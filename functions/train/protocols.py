@@ -88,8 +88,9 @@ class Inputs:
     ) -> dict[int, SampleBatch | Columns]:  # fmt: skip
         sent, found = dict[int, bytes](), dict[int, SampleBatch | Columns]()
         for number, part in parts.items():
-            thin, kept = self._divided(part)
-            sent[number] = thin.encode()
+            kept = self._packed(part)
+            empty = {name: np.zeros((len(v), 0, *v.shape[1:]), v.dtype) for name, v in kept.items()}
+            sent[number] = _with(part, empty).encode()  # [tokens, 0, ...]
             lengths = part.responses.lengths if isinstance(part, SampleBatch) else part.lengths
             for name, values in kept.items():
                 rows = zip(part.keys, Ragged(values, lengths).rows(), strict=True)
@@ -101,20 +102,19 @@ class Inputs:
                 found[number] = kinds[number].decode(data[at : at + size])
                 at += size
         for number, part in found.items():
-            for name, empty in self._divided(part)[1].items():
-                source = self._sources.setdefault(name, _Source({}, empty.dtype, empty.shape[2:]))
+            for name, none in self._packed(part).items():
+                source = self._sources.setdefault(name, _Source({}, none.dtype, none.shape[2:]))
                 source.reader.update(dict.fromkeys(part.keys, readers[number]))
         return found
 
-    def _divided(self, part: SampleBatch | Columns) -> tuple[SampleBatch | Columns, dict[str, Array]]:
-        """`part` with empty values [tokens, 0, ...] for what packs alone read, and that."""
+    def _packed(self, part: SampleBatch | Columns) -> dict[str, Array]:
+        """What packs alone read of `part`, by token."""
         if isinstance(part, SampleBatch):
             values: dict[str, Array] = {"responses": part.responses.flat, "logprobs": part.logprobs}
             values |= {} if part.experts is None else {"experts": part.experts}
         else:
             values = {f"token.{name}": column for name, column in part.token.items()}
-        kept = {name: v for name, v in values.items() if all(of_packs(name, params) for params in self._models)}
-        return _with(part, {name: np.zeros((len(v), 0, *v.shape[1:]), v.dtype) for name, v in kept.items()}), kept
+        return {name: v for name, v in values.items() if all(of_packs(name, params) for params in self._models)}
 
     def filled(self, batch: TrainBatch, rows: Callable[[], Collection[int]]) -> TrainBatch:
         """`batch` with what packs read of this rank's samples `rows`; of others zeros, whose pages nobody touches."""

@@ -63,20 +63,24 @@ def trespasses(there: Exchange) -> dict[str, Callable[[], object]]:
     }
 
 
-class TestScopedRedis(Conformance):
-    @pytest.fixture
-    def backend(self, redis_server: RedisServer, job: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
-        raw = RawRedis(redis_server)
-        users = use_redis(redis_server, job, monkeypatch)
-        yield Backend(redis_server.url, raw)
-        users.revoke(job)
-        raw.client.close()
+class Scoped(Conformance):
+    """What dies is a Redis, used by the job's own credentials."""
 
     @pytest.fixture
     def dying(self, fresh_redis: RedisServer, job: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
         raw = RawRedis(fresh_redis)
         use_redis(fresh_redis, job, monkeypatch)
         yield Backend(fresh_redis.url, raw, fresh_redis.stop)
+        raw.client.close()
+
+
+class TestScopedRedis(Scoped):
+    @pytest.fixture
+    def backend(self, redis_server: RedisServer, job: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+        raw = RawRedis(redis_server)
+        users = use_redis(redis_server, job, monkeypatch)
+        yield Backend(redis_server.url, raw)
+        users.revoke(job)
         raw.client.close()
 
     def test_jobs_do_not_see_each_other(self, backend: Backend, exchange: Exchange, job: str) -> None:
@@ -162,7 +166,7 @@ def role(sts_gateway: RadosGateway) -> str:
 
 
 @pytest.mark.radosgw
-class TestScopedTiers(Conformance):
+class TestScopedTiers(Scoped):
     """A Redis and Ceph's gateway, both by the job's own credentials."""
 
     @pytest.fixture
@@ -178,13 +182,6 @@ class TestScopedTiers(Conformance):
         yield Backend(place, raw)
         users.revoke(job)
         raw.close()
-
-    @pytest.fixture
-    def dying(self, fresh_redis: RedisServer, job: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
-        raw = RawRedis(fresh_redis)
-        use_redis(fresh_redis, job, monkeypatch)
-        yield Backend(fresh_redis.url, raw, fresh_redis.stop)
-        raw.client.close()
 
     def test_jobs_do_not_see_each_other(self, backend: Backend, exchange: Exchange, job: str) -> None:
         assert "AWS_SECRET_ACCESS_KEY" not in os.environ

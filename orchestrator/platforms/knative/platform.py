@@ -31,11 +31,10 @@ from orchestrator.platforms.knative.kueue import check_queue
 from orchestrator.platforms.knative.lease import Lease, LeaseLost
 from orchestrator.platforms.knative.placement import Homes
 from orchestrator.platforms.knative.scale import GRACE_S, Function, Scaler, Timing
-from orchestrator.platforms.knative.services import Services
+from orchestrator.platforms.knative.services import POLL_S, Services
 from orchestrator.platforms.knative.watch import Pod, Pods, PodWatch
 from orchestrator.platforms.queue import deployed
 
-POLL_S = 0.1
 LOSS_S = 1.5
 """How long a lost call waits for the watch to tell why."""
 
