@@ -87,7 +87,7 @@ class Trainer:
     """on average over how generation may go."""
     streamed: bool
     groups: int = 0
-    """How many are whole when the replicas are asked for; 0: it is not tied to them (before the first, after all)."""
+    """How many are whole when the replicas of a streamed one are asked for."""
 
     @property
     def replica_s(self) -> float:
@@ -105,8 +105,6 @@ class Gangs:
     mean_end_s: Array
     early: Flags
     """Called before all samples are there."""
-    tied: Flags
-    """Opened when so many groups are whole."""
     idle_s: Array
     """That it waits on average, started ahead of samples that come later."""
 
@@ -139,11 +137,11 @@ class Gangs:
     def trainer(self, step: int, batch: Batch) -> Trainer:
         """Where each step has one. [R]"""
         open_s, call_s, end_s, mean_s = (float(times[step]) for times in self.columns()[1:5])
-        groups = int(np.count_nonzero(batch.ready_s[step] < open_s)) if self.tied[step] else 0
+        groups = int(np.count_nonzero(batch.ready_s[step] < open_s))
         return Trainer(int(self.counts[step]), open_s, call_s, end_s, mean_s, bool(self.early[step]), groups)
 
     def columns(self) -> tuple[npt.NDArray[Any], ...]:
-        return self.counts, self.open_s, self.call_s, self.end_s, self.mean_end_s, self.early, self.tied, self.idle_s
+        return self.counts, self.open_s, self.call_s, self.end_s, self.mean_end_s, self.early, self.idle_s
 
 
 def at_once(
@@ -166,7 +164,7 @@ def at_once(
     last_s = batch.generated_s[:, None, None]
     idle_s = late * last_s * (ahead[:, None, None] & (open_s < last_s))
     counted = np.broadcast_to(ranks, end_s.shape)
-    return Gangs(*(column[..., None] for column in (counted, open_s, call_s, end_s, end_s, early, early, idle_s)))
+    return Gangs(*(column[..., None] for column in (counted, open_s, call_s, end_s, end_s, early, idle_s)))
 
 
 def streamed(
@@ -191,7 +189,7 @@ def streamed(
     open_s = np.maximum(0.0, call_s - start_s)
     counted, early = np.broadcast_to(ranks, open_s.shape), np.ones(open_s.shape, np.bool_)
     idle_s = np.zeros(open_s.shape)  # it is in the mean of the ends
-    return Gangs(counted, open_s, call_s, end_s, np.mean(ends, axis=0), early, open_s < last_s, idle_s)
+    return Gangs(counted, open_s, call_s, end_s, np.mean(ends, axis=0), early, idle_s)
 
 
 def rank_counts(least: int, most: int) -> list[int]:
