@@ -65,7 +65,10 @@ class Case:
     @cached_property
     def late(self) -> float:
         """Of its time, that generation takes longer on average; 0 where it takes less: what is started ahead of samples
-        waits for those that are late, and starts with those that are early (orchestrator/step/plan_clock.py)."""
+        waits for those that are late, and starts with those that are early (orchestrator/step/plan_clock.py). Only a
+        policy that looks for a goal counts it."""
+        if self.policy.replicas != "goal":
+            return 0.0
         return float(np.mean(np.maximum(0.0, np.array(self.paces) - 1.0)))
 
     @cached_property
