@@ -208,8 +208,8 @@ def _ours(process: int) -> bool:
     try:
         environment = Path(f"/proc/{process}/environ").read_bytes()
         words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-        forked = any(word.startswith(b"from multiprocessing.forkserver ") for word in words)
-        kept = forked and os.getpid() in ((parent := _parent(process)), _parent(parent))
+        forked = any(word.startswith((b"from multiprocessing.forkserver ", b"tests.support.workers")) for word in words)
+        kept = forked and os.getpid() in (process, (parent := _parent(process)), _parent(parent))
         return MARK.encode() in environment and (forked or not RUNNING.isdisjoint(words)) and not kept
     except OSError:
         return False
