@@ -18,7 +18,7 @@ from functions.base.wire import Version
 from functions.generate.engine.base import Request, Sample, Sampling
 from functions.generate.torch.engine import TorchEngine
 
-GROUPS, SAMPLES, SLOTS = 4, 4, 6
+GROUPS, SAMPLES, SLOTS = 4, 4, 9
 SAMPLING = Sampling(24, temperature=0.9, top_p=0.95, seed=11)
 
 Bits = dict[int, tuple[bytes, bytes, Finish]]

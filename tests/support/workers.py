@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from types import ModuleType
@@ -53,7 +54,7 @@ def forking(specs: Sequence[Any]) -> Iterator[None]:
 def serve(listener: socket.socket) -> None:
     """Until standard input ends; returns in workers, too, with execnet's as input and output."""
     workers = []
-    while select.select([0, listener], [], [])[0] == [listener]:
+    while select.select([0, listener.fileno()], [], [])[0] == [listener.fileno()]:
         connection, _ = listener.accept()
         _, files, _, _ = socket.recv_fds(connection, 1, 2)
         if (worker := os.fork()) == 0:
@@ -89,13 +90,12 @@ def mark() -> None:
 def start_server() -> None:
     """That of multiprocessing, forked instead of a new interpreter."""
     resource_tracker.ensure_running()
-    spawn = util.spawnv_passfds  # type: ignore[attr-defined]
-    util.spawnv_passfds = fork_server  # type: ignore[attr-defined]
+    spawn, util.spawnv_passfds = util.spawnv_passfds, fork_server
     forkserver.ensure_running()
-    util.spawnv_passfds = spawn  # type: ignore[attr-defined]
+    util.spawnv_passfds = spawn
 
 
-def fork_server(_interpreter: object, words: Sequence[str], files: Sequence[int]) -> int:
+def fork_server(_interpreter: bytes, words: Sequence[Any], files: Sequence[int]) -> int:
     if (server := os.fork()) == 0:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
@@ -104,10 +104,18 @@ def fork_server(_interpreter: object, words: Sequence[str], files: Sequence[int]
             if file > 2 and file not in files:
                 with suppress(OSError):
                     os.close(file)
+        os.register_at_fork(after_in_child=partial(write_as, os.getppid(), os.getpid()))
         with suppress(SystemExit):  # when its worker has ended
             exec(words[-1])
         os._exit(0)
     return server
+
+
+def write_as(worker: int, server: int) -> None:
+    """What the server forks writes where its worker does: pytest captures it."""
+    for target in (1, 2) if os.getppid() == server else ():
+        with suppress(OSError), open(f"/proc/{worker}/fd/{target}", "a") as file:
+            os.dup2(file.fileno(), target)
 
 
 if __name__ == "__main__":
