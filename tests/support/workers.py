@@ -90,7 +90,7 @@ def mark() -> None:
 def start_server() -> None:
     """That of multiprocessing, forked instead of a new interpreter."""
     resource_tracker.ensure_running()
-    spawn, util.spawnv_passfds = util.spawnv_passfds, fork_server
+    spawn, util.spawnv_passfds = util.spawnv_passfds, fork_server  # type: ignore[assignment]
     forkserver.ensure_running()
     util.spawnv_passfds = spawn
 
