@@ -48,7 +48,7 @@ from functions.exchange.node import DIRECTORY, LIMIT_GB
 from functions.server import keeper
 from functions.server.agent_metrics import EVICTIONS, HITS, MISSES, AgentMetrics
 from functions.server.forked import Closes, Start, fork
-from functions.server.kept import Replica, awaited, identity, resident_bytes, started_by
+from functions.server.kept import Replica, awaited, identity, started_by
 from functions.server.lines import Lines
 from functions.server.settings import die_with_parent, listen_unix
 
@@ -222,7 +222,6 @@ class NodeAgent:
             self.kill(replica)
             return
         replica.version = -1 if version is None else version
-        replica.resident_bytes = resident_bytes(replica.pid)
         replica.enter("parked")
         self.replicas[replica.keeper] = self.replicas.pop(replica.keeper)
         if replica.client is not None:
@@ -236,6 +235,8 @@ class NodeAgent:
     def evict(self) -> None:
         """Ends those that were used longest ago, until the rest fits."""
         parked = [replica for replica in self.replicas.values() if replica.state == "parked"]
+        if sum(replica.at_most_bytes for replica in parked) <= self.parked_bytes:
+            return
         excess = sum(replica.resident_bytes for replica in parked) - self.parked_bytes
         for replica in parked:
             if excess > 0:

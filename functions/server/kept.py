@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from functions.server.lines import Lines
 PARK_S, WAKE_S = 120.0, 10.0
 """Most that a process takes to leave its accelerator, and to say that it has heard that it is wanted."""
 
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 
 State = Literal["working", "parking", "parked", "waking", "ending"]
@@ -33,12 +35,27 @@ class Replica:
     state: State = "working"
     since_s: float = 0.0
     version: int = -1
-    resident_bytes: int = 0
+    measured_bytes: int = 0
+    """While it is parked, once somebody wants to know."""
     following: tuple[Lines, Start] | None = None
     """The start, and whose, that waits: for it to be awake, or to have parked."""
 
     def enter(self, state: State) -> None:
-        self.state, self.since_s = state, time.monotonic()
+        self.state, self.since_s, self.measured_bytes = state, time.monotonic(), 0
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that would be free without this process: what it shares is counted in parts (proc(5), Pss). The
+        kernel walks all of its pages for it."""
+        if not self.measured_bytes:
+            lines = _read(Path(f"/proc/{self.pid}/smaps_rollup")).splitlines()
+            self.measured_bytes = sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+        return self.measured_bytes
+
+    @property
+    def at_most_bytes(self) -> int:
+        """That and what it shares with others (proc(5), statm)."""
+        return sum(int(pages) * PAGE_BYTES for pages in _read(Path(f"/proc/{self.pid}/statm")).split()[1:2])
 
     @property
     def late_s(self) -> float:
@@ -71,12 +88,6 @@ def started_by(replica: Replica) -> list[int]:
     found = [int(pid) for path in Path(f"/proc/{replica.pid}/task").glob("*/children") for pid in _read(path).split()]
     of_keeper = _read(Path(f"/proc/{replica.keeper}/task/{replica.keeper}/children")).split()
     return found + [int(pid) for pid in of_keeper if int(pid) != replica.pid]
-
-
-def resident_bytes(pid: int) -> int:
-    """Memory that would be free without this process: what it shares is counted in parts (proc(5), Pss)."""
-    lines = _read(Path(f"/proc/{pid}/smaps_rollup")).splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 def _read(path: Path) -> str:

@@ -15,7 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.support.hub import Hub, Repository, serve_hub
-from tests.support.tiny_job import ENV, Job, arguments, model
+from tests.support.tiny_job import ENV, Job, arguments, here, model
 
 pytestmark = [pytest.mark.usefixtures("leaks_nothing"), pytest.mark.timeout(300)]
 
@@ -38,10 +38,11 @@ score = "rule:number"
 
 END = "-- end --\n"
 DOCTORS = f"""
-import sys
+import os, sys
 from orchestrator.commands.main import main
-for file in sys.argv[1:]:
-    main(["doctor", file])
+for number, token in enumerate(sys.argv[1:]):
+    os.environ["HF_TOKEN"] = token
+    main(["doctor", f"job-{{number}}.toml"])
     print({END!r}, end="", flush=True)
 """
 
@@ -68,13 +69,13 @@ class Desk:
         return found
 
     def doctors(self, *jobs: Mapping[str, str], **env: str) -> list[str]:
-        """One after the other, in one process."""
+        """One after the other, in one process; each with its own `token`."""
         for number, names in enumerate(jobs):
             text = JOB.replace("acme/tiny", names.get("model", "acme/tiny"))
             train = names.get("train", "acme/sums/main")
             text = text.replace('train = "acme/sums/main"', f'train = "{train}"')
             (self.directory / f"job-{number}.toml").write_text(text)
-        done = self.python(sys.executable, "-c", DOCTORS, *(f"job-{number}.toml" for number in range(len(jobs))), **env)
+        done = self.python(sys.executable, "-c", DOCTORS, *(names.get("token", "") for names in jobs), **env)
         *found, rest = done.stdout.split(END)
         assert rest == "", done
         return found
@@ -135,28 +136,29 @@ def test_what_ids_mean_and_what_is_refused(desk: Desk) -> None:
     of_models = {
         "acme/nothing": f"acme/nothing is neither a path beside the job file nor a model at {desk.hub.url}",
         "acme/tiny@v9": "acme/tiny has no revision 'v9'",
+        "acme/gated": f"acme/gated is gated: accept its terms at {desk.hub.url}/acme/gated, and set HF_TOKEN",
     }
+    desk.hub.repositories["models/acme/gated"] = Repository({}, gated=True)
     jobs = [*({"train": name} for name in said), *({"model": name} for name in of_models)]
     for found, wanted in zip(desk.doctors(*jobs), [*said.values(), *of_models.values()], strict=True):
         assert wanted in found
-    desk.hub.repositories["models/acme/tiny"].gated = True
-    assert f"acme/tiny is gated: accept its terms at {desk.hub.url}/acme/tiny, and set HF_TOKEN" in desk.doctor(
-        HF_HOME=str(desk.directory / "empty")
-    )
 
 
 def test_a_revision_a_token_and_a_directory_of_the_same_name(desk: Desk) -> None:
-    repository = desk.hub.repositories["datasets/acme/sums"]
     before = Repository({"train.parquet": table(0, 1)})
     desk.hub.past["datasets/acme/sums"] = {"v1": before, before.commit: before}
-    assert "1 prompts to train on" in desk.doctor(train="acme/sums@v1")
-    repository.token = "hf_secret"
-    private = desk.directory / "private"
-    assert "a private one wants HF_TOKEN" in desk.doctor(HF_HOME=str(private))
-    assert "7 prompts to train on" in desk.doctor(HF_HOME=str(private), HF_TOKEN="hf_secret")
-    repository.token = ""
-    (desk.directory / "acme" / "tiny").mkdir(parents=True)
-    assert f"model.path: model {desk.directory}/acme/tiny: no config.json" in desk.command("plan", "job.toml").stderr
+    desk.hub.repositories["datasets/acme/own"] = Repository({"train.parquet": table(0, 3)}, token="hf_secret")
+    (desk.directory / "acme" / "here").mkdir(parents=True)
+    said = desk.doctors(
+        {"train": "acme/sums@v1"}, {"train": "acme/own"}, {"train": "acme/own", "token": "hf_secret"},
+        {"model": "acme/here"},
+    )  # fmt: skip
+    wanted = (
+        "1 prompts to train on", "a private one wants HF_TOKEN", "3 prompts to train on",
+        f"model.path: model {desk.directory}/acme/here: no config.json",
+    )  # fmt: skip
+    for found, line in zip(said, wanted, strict=True):
+        assert line in found
 
 
 def test_offline_the_line_says_how_to_get_it(desk: Desk) -> None:
@@ -183,6 +185,6 @@ def test_a_model_is_pushed_where_it_can_be_named(desk: Desk, undisturbed: Path) 
         path.name: path.read_bytes() for path in (desk.directory / "out").iterdir()
     }
     assert "ok    model: " in desk.doctor(model="acme/trained")
-    refused = desk.command("export", undisturbed, "out2", "--push", "trained")
+    refused = here("export", undisturbed, desk.directory / "out2", "--push", "trained")
     assert "--push: got 'trained', wants ORG/NAME" in refused.stderr
     assert not (desk.directory / "out2").exists()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,9 @@ from functions.base.wire import Call, Json
 from functions.server.forkserver_client import FORKSERVER, keep
 from orchestrator.platforms.base import FunctionSpec
 from orchestrator.platforms.local import LocalPlatform
+from tests.support.forked import ForkedCommand
 from tests.support.processes import exists
-from tests.support.tiny_job import ENV
+from tests.support.tiny_job import ENV, assert_nothing_left, left
 from tests.support.waiting import until
 
 TELLS = """
@@ -88,3 +91,17 @@ def test_what_would_have_loaded_something_else_starts_its_own_agent(
         found = asyncio.run(told(tmp_path))
     assert not found["torch"]
     assert "no agent of the forkserver" in (tmp_path / "logs" / "node-agent.log").read_text()
+
+
+def leave_one(_words: Sequence[str]) -> int:
+    if os.fork() == 0:
+        signal.pause()
+    return 0
+
+
+def test_a_process_that_a_test_leaves_is_seen() -> None:
+    """By `assert_nothing_left`, whoever has forked it."""
+    ForkedCommand(leave_one, [], ENV).communicate(60)
+    until(lambda: len(left()) == 1)
+    os.kill(left()[0], signal.SIGKILL)
+    assert_nothing_left()

@@ -198,18 +198,22 @@ def assert_same(run: Path, undisturbed: Path) -> None:
 def assert_nothing_left() -> None:
     """No orchestrator and no function that this test session started is left."""
     deadline_s = time.monotonic() + 60
-    while left := [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _ours(pid)]:
-        assert time.monotonic() < deadline_s, f"processes are left: {left}"
+    while pids := left():
+        assert time.monotonic() < deadline_s, f"processes are left: {pids}"
         time.sleep(0.1)
 
 
+def left() -> list[int]:
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _ours(pid)]
+
+
 def _ours(process: int) -> bool:
-    """But for the server of tests/support/forked.py and what it forks itself; agents of that have its words."""
+    """But for the worker, its server (tests/support/forked.py) and what that forks itself; agents have its words."""
     try:
         environment = Path(f"/proc/{process}/environ").read_bytes()
         words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-        forked = any(word.startswith(b"from multiprocessing.forkserver ") for word in words)
-        kept = forked and os.getpid() in ((parent := _parent(process)), _parent(parent))
+        forked = any(word.startswith((b"from multiprocessing.forkserver ", b"tests.support.workers")) for word in words)
+        kept = forked and os.getpid() in (process, (parent := _parent(process)), _parent(parent))
         return MARK.encode() in environment and (forked or not RUNNING.isdisjoint(words)) and not kept
     except OSError:
         return False

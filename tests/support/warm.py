@@ -1,4 +1,5 @@
-"""Imported by the server of forked.py: it forks processes that find all loaded, as those of a node agent do."""
+"""Imported by the server of forked.py, or by that of workers.py: what is forked from there finds all loaded, as what a
+node agent forks does."""
 
 import gc
 from importlib import import_module
@@ -6,7 +7,8 @@ from importlib import import_module
 LOADED = (
     "functions.generate.function", "functions.reference.function", "functions.train.function", "functions.server.app",
     "functions.exchange.redis", "functions.exchange.s3", "orchestrator.commands.run", "orchestrator.commands.resume",
-    "orchestrator.api.server", "tests.support.gang", "tests.support.forked",
+    "orchestrator.api.server", "orchestrator.api.launch_kubernetes", "peft", "tests.support.gang",
+    "tests.support.forked",
 )  # fmt: skip
 
 gc.disable()  # nothing of this is garbage
