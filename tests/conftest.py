@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -19,7 +17,6 @@ from tests.exchange.servers import RedisServer
 from tests.sandbox.contained import contained
 from tests.support import forked
 from tests.support.tiny_job import ENV
-from tests.support.workers import forking
 
 gc.disable()  # what is imported to collect the tests is no garbage
 settings.register_profile("same", deadline=None, derandomize=True)  # what lands does not hang on luck
@@ -32,13 +29,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """The folder of a tier that is not asked for is not imported either; vLLM's has default tests too."""
     tier = collection_path.name
     return True if tier in ("browser", "cluster") and f"not {tier}" in config.getoption("markexpr") else None
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
-    workers = ExitStack()
-    workers.enter_context(forking(specs))
-    config.add_cleanup(workers.close)
 
 
 def pytest_collection_finish() -> None:

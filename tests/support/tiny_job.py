@@ -208,12 +208,12 @@ def left() -> list[int]:
 
 
 def _ours(process: int) -> bool:
-    """But for the worker, its server (tests/support/forked.py) and what that forks itself; agents have its words."""
+    """But for the server of tests/support/forked.py and what it forks itself; agents of that have its words."""
     try:
         environment = Path(f"/proc/{process}/environ").read_bytes()
         words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-        forked = any(word.startswith((b"from multiprocessing.forkserver ", b"tests.support.workers")) for word in words)
-        kept = forked and os.getpid() in (process, (parent := _parent(process)), _parent(parent))
+        forked = any(word.startswith(b"from multiprocessing.forkserver ") for word in words)
+        kept = forked and os.getpid() in ((parent := _parent(process)), _parent(parent))
         return MARK.encode() in environment and (forked or not RUNNING.isdisjoint(words)) and not kept
     except OSError:
         return False

@@ -1,5 +1,4 @@
-"""Imported by the server of forked.py, or by that of workers.py: what is forked from there finds all loaded, as what a
-node agent forks does."""
+"""Imported by the server of forked.py: it forks processes that find all loaded, as those of a node agent do."""
 
 import gc
 from importlib import import_module
