@@ -6,6 +6,7 @@ Not divided: SCAN tells a user the names of all keys of its Redis (an ACL knows 
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import boto3
@@ -16,6 +17,8 @@ from functions.exchange.s3_errors import s3_errors
 
 COMMANDS = """+ping +select +get +set +mget +del +unlink +exists +getrange +strlen +scan +publish +subscribe
 +unsubscribe +multi +exec +watch +unwatch +eval +evalsha"""
+RUNS = ".runs"
+"""The root beside those of jobs that runs are kept in (orchestrator/run/stored.py); a job's name begins with no dot."""
 LIFE_S = 3600
 """Of credentials of S3: the longest that AWS gives to who has a role itself."""
 
@@ -27,11 +30,13 @@ class RedisUsers(RedisExchange):
         super().__init__(url, ROOT)
         self.prefix = f"{MADE}{release}:"
 
-    def grant(self, job: str, password: str) -> None:
-        """Makes or replaces the job's user; connections that it has stay."""
-        keys, digest = f"{ROOT}{job}/*", hashlib.sha256(password.encode()).hexdigest()
-        rules = ("reset", "on", f"#{digest}", f"~{keys}", "resetchannels", f"&{keys}", "-@all")
-        self._send(job, lambda: [("ACL", "SETUSER", self.prefix + job, *rules, *COMMANDS.split())])
+    def grant(self, job: str, password: str, bundles: Sequence[str] = ()) -> None:
+        """Makes or replaces the job's user; connections that it has stay. To read `bundles` alone takes a Redis 7."""
+        digest = hashlib.sha256(password.encode()).hexdigest()
+        keys = (f"{ROOT}{job}/*", f"{ROOT}{RUNS}/run/{job}/*")
+        own = [f"{sign}{key}" for key in keys for sign in "~&"] + [f"%R~{ROOT}{RUNS}/files/{b}/*" for b in bundles]
+        rules = ("reset", "on", f"#{digest}", "resetchannels", *own, "-@all", *COMMANDS.split())
+        self._send(job, lambda: [("ACL", "SETUSER", self.prefix + job, *rules)])
 
     def revoke(self, job: str) -> None:
         """Removes it, and closes its connections."""
@@ -43,26 +48,36 @@ class RedisUsers(RedisExchange):
         return {name.decode().removeprefix(self.prefix) for name in names if name.decode().startswith(self.prefix)}
 
 
-def s3_credentials(url: str, job: str, role: str) -> dict[str, Any]:
-    """Of the job's prefix for LIFE_S, as a `credential_process` of AWS' clients prints them. Raises ExchangeError."""
+def s3_credentials(url: str, job: str, role: str, bundles: Sequence[str] = ()) -> dict[str, Any]:
+    """Of the job's prefix, its run and, to read, `bundles`, for LIFE_S: what a `credential_process` of AWS' clients
+    prints. Raises ExchangeError."""
     bucket, folder, endpoint, region = s3_place(url)
+    policy = _policy(f"arn:{role.split(':')[1]}:s3:::{bucket}", folder, job, bundles)
     with s3_errors(f"AssumeRole {role}", f"s3://{bucket}/{folder}"):
         client = boto3.client("sts", endpoint_url=endpoint, region_name=region or ("us-east-1" if endpoint else None))
         made = client.assume_role(
             RoleArn=role, RoleSessionName=f"rlhf-{job}"[:64], DurationSeconds=LIFE_S,
-            Policy=json.dumps(_policy(f"arn:{role.split(':')[1]}:s3:::{bucket}", folder, job), separators=(",", ":")),
+            Policy=json.dumps(policy, separators=(",", ":")),
         )["Credentials"]  # fmt: skip
         client.close()
     ends = made.pop("Expiration")
     return {"Version": 1, **made, "Expiration": ends.isoformat()}
 
 
-def _policy(bucket: str, folder: str, job: str) -> dict[str, Any]:
+def _policy(bucket: str, folder: str, job: str, bundles: Sequence[str]) -> dict[str, Any]:
     """Without a space where it is sent: Ceph 16 reads the plus that stands for one in a form as a plus."""
     objects = ["GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload"]
-    rules: list[dict[str, Any]] = [
-        {"Action": [f"s3:{action}" for action in objects], "Resource": f"{bucket}/{folder}{job}/*"},
-        {"Action": "s3:PutObject", "Resource": f"{bucket}/{folder}+probe"},
-        {"Action": "s3:ListBucket", "Resource": bucket, "Condition": {"StringLike": {"s3:prefix": f"{folder}{job}/*"}}},
+    run, read = f"run/{job}/*", [f"files/{bundle}/*" for bundle in bundles]
+    listed = [
+        f"{folder}{job}/*",
+        *(f"{folder}{RUNS}/{ends}{key}" for ends in ("", "+expires/") for key in (run, *read)),
     ]
+    rules: list[dict[str, Any]] = [
+        {"Action": [f"s3:{action}" for action in objects],
+         "Resource": [f"{bucket}/{folder}{job}/*", f"{bucket}/{folder}{RUNS}/{run}"]},
+        {"Action": "s3:GetObject", "Resource": [f"{bucket}/{folder}{RUNS}/{key}" for key in read]},
+        {"Action": "s3:PutObject", "Resource": f"{bucket}/{folder}+probe"},
+        {"Action": "s3:ListBucket", "Resource": bucket, "Condition": {"StringLike": {"s3:prefix": listed}}},
+    ]  # fmt: skip
+    rules = [rule for rule in rules if rule["Resource"]]
     return {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", **rule} for rule in rules]}

@@ -27,6 +27,7 @@ from orchestrator.base.files import Lock
 from orchestrator.platforms.knative.api import ApiError, KubeApi, core
 from orchestrator.platforms.knative.manifests import STORES_PATH, stores_secret
 from orchestrator.run.directory import RunDirectory
+from orchestrator.run.stored import bundles
 
 S3 = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 REDIS = ("REDIS_USERNAME", "REDIS_PASSWORD")
@@ -74,7 +75,7 @@ class JobStores:
             with self._told(f"job {job} has no credentials of its own"):
                 before, held = self._held.get(job), self._given(job, launch)
                 if self._users is not None and known is not None and (held is not before or job not in known):
-                    self._users.grant(job, held.password)
+                    self._users.grant(job, held.password, self._bundles(job))
                 self._held[job] = held
         for job in (known or set()) - jobs.keys():
             with self._told(f"job {job} has ended, and has its user still"):
@@ -111,13 +112,16 @@ class JobStores:
         url = RunDirectory.open(self._runs / job).job.exchange.url or ""
         if self._role and "s3://" in url:
             renew_at = time.time() + LIFE_S / 2
-            made = s3_files(s3_credentials(url, job, self._role))
+            made = s3_files(s3_credentials(url, job, self._role, self._bundles(job)))
             data = {name: value for name, value in data.items() if name not in S3} | made
         meta = {"name": stores_secret(job), "namespace": self._namespace, "ownerReferences": [launch]}
         coded = {name: base64.b64encode(value.encode()).decode() for name, value in data.items()}
         body = {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "data": coded}
         self._api.apply(self._path(job), body, MANAGER)
         return Held(launch["uid"], password, renew_at)
+
+    def _bundles(self, job: str) -> list[str]:
+        return bundles(RunDirectory.open(self._runs / job).job, self._runs)
 
     def _password(self, job: str, user: str) -> str:
         """What the job's Secret has of a server before this one, or of a launch before: functions know it."""
