@@ -57,11 +57,12 @@ T = TypeVar("T")
 
 
 def again(decide: Callable[Concatenate["Jobs", P], T]) -> Callable[Concatenate["Jobs", P], T]:
-    """What was decided by files that another server has written since is decided again, by those."""
+    """Decided by what all servers have written, and again where another has written since."""
 
     @wraps(decide)
     def decided(self: "Jobs", /, *args: P.args, **named: P.kwargs) -> T:
         while True:
+            self.kept.refresh()
             try:
                 return decide(self, *args, **named)
             except Overtaken:
@@ -286,7 +287,6 @@ class Jobs:
         """Starts what is wanted and may run, and settles what has ended, where this server leads; one server at a time.
         Raises RunError where a launcher or the store of runs fails."""
         with self._ticks:  # what another server has started since is alive
-            self.kept.refresh()
             wanted = [job.id for job in self.all() if job.desired.wanted != "rest"]
             alive = self.launcher.alive(wanted)
             self.kept.follow(wanted)  # who is not alive has nothing more to say

@@ -83,7 +83,8 @@ def take_stored(directory: Path, url: str) -> None:
     give_up_s = time.monotonic() + LIMIT_S
     while True:
         try:
-            return _take(directory, url)
+            mirror, job = bring(directory, open_runs(url))
+            return _Keeper(mirror, job.limits.outage_s).start()
         except Away as error:  # or our credentials are not known there yet
             log.warning("waiting for the run: %s", error)
             if time.monotonic() > give_up_s:
@@ -91,8 +92,8 @@ def take_stored(directory: Path, url: str) -> None:
             time.sleep(WAIT_S)
 
 
-def _take(directory: Path, url: str) -> None:
-    store = open_runs(url)
+def bring(directory: Path, store: Exchange) -> tuple[Mirror, JobConfig]:
+    """The run, for an orchestrator to work on, and what its job names of bundles. Raises Away, RunError."""
     mirror = run_mirror(store, directory, by=f"{RUNNER}{uuid.uuid4().hex}")
     with exchanging():
         mirror.push(begins=True)
@@ -101,7 +102,7 @@ def _take(directory: Path, url: str) -> None:
             files = bundle_mirror(store, directory.parent / FILES / bundle)
             files.pull()
             files.fetch()
-    _Keeper(mirror, job.limits.outage_s).start()
+    return mirror, job
 
 
 class _Keeper(threading.Thread):

@@ -31,6 +31,7 @@ TEMPLATE = {
 }
 PATH = "/apis/batch/v1/namespaces/rl/jobs"
 URL = "s3://bucket/jobs"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/rl/leases/api"
 
 
 class Cluster(ThreadingHTTPServer):
@@ -40,6 +41,7 @@ class Cluster(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.jobs: dict[str, dict[str, Any]] = {}
         self.secrets: dict[str, dict[str, Any]] = {}
+        self.lease: dict[str, Any] = {"metadata": {"resourceVersion": "1"}}
         self.forbid = False
 
     def collect(self) -> None:
@@ -65,14 +67,27 @@ class Handler(BaseHTTPRequestHandler):
         """A merge of nothing reads; an apply is all of its manager's object."""
         patch = json.loads(self.rfile.read(int(self.headers["content-length"])))
         name = urlsplit(self.path).path.removeprefix("/api/v1/namespaces/rl/secrets/")
+        if self.path.startswith(LEASE):
+            self._merge_lease(patch)
+            return
         if patch:
             assert self.headers["content-type"] == "application/apply-patch+yaml"
             self.server.secrets[name] = patch
         found = self.server.secrets.get(name)
         self._answer(404 if found is None else 200, found or {"kind": "Status", "message": "not found"})
 
+    def _merge_lease(self, patch: dict[str, Any]) -> None:
+        held = self.server.lease
+        if patch["metadata"]["resourceVersion"] != held["metadata"]["resourceVersion"]:
+            self._answer(409, {"kind": "Status", "message": "the object has been modified"})
+        else:
+            version = {"resourceVersion": str(int(held["metadata"]["resourceVersion"]) + 1)}
+            self.server.lease = {"metadata": version, "spec": held.get("spec", {}) | patch["spec"]}
+            self._answer(200, self.server.lease)
+
     def do_GET(self) -> None:
-        self._answer(200, {"kind": "JobList", "items": self._selected()})
+        leases = self.path.startswith(LEASE)
+        self._answer(200, self.server.lease if leases else {"kind": "JobList", "items": self._selected()})
 
     def do_DELETE(self) -> None:
         for job in self._selected():
