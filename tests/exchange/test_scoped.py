@@ -229,6 +229,7 @@ class TestScopedTiers(Scoped):
         assert runs.put_if_absent(f"run/{job}/log", b"mine") is not None
         assert (runs.get(f"run/{job}/log"), runs.list(f"run/{job}/")) == (b"mine", [f"run/{job}/log"])
         for key in ("api/log", f"run/{other}/log", "files/theirs/log"):
+            client.put_object(Bucket="bucket", Key=f"tests/{RUNS}/{key}", Body=b"theirs")
             for action in (lambda key=key: runs.get(key), lambda key=key: runs.put(key, b"x")):
                 with pytest.raises(Unsuitable, match="refuses our credentials"):
                     action()
