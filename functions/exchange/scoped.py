@@ -48,11 +48,13 @@ class RedisUsers(RedisExchange):
         return {name.decode().removeprefix(self.prefix) for name in names if name.decode().startswith(self.prefix)}
 
 
-def s3_credentials(url: str, job: str, role: str, bundles: Sequence[str] = ()) -> dict[str, Any]:
-    """Of the job's prefix, its run and, to read, `bundles`, for LIFE_S: what a `credential_process` of AWS' clients
-    prints. Raises ExchangeError."""
+def s3_credentials(url: str, job: str, role: str, runs: str = "", bundles: Sequence[str] = ()) -> dict[str, Any]:
+    """Of the job's prefix, of its run at the URL `runs` (the same where it is "") and, to read, of `bundles` there, for
+    LIFE_S: what a `credential_process` of AWS' clients prints. Raises ExchangeError."""
     bucket, folder, endpoint, region = s3_place(url)
-    policy = _policy(f"arn:{role.split(':')[1]}:s3:::{bucket}", folder, job, bundles)
+    arn = f"arn:{role.split(':')[1]}:s3:::"
+    kept_bucket, kept_folder, *_ = s3_place(runs or url)
+    policy = _policy(f"{arn}{bucket}", folder, job, f"{arn}{kept_bucket}", f"{kept_folder}{RUNS}/", bundles)
     with s3_errors(f"AssumeRole {role}", f"s3://{bucket}/{folder}"):
         client = boto3.client("sts", endpoint_url=endpoint, region_name=region or ("us-east-1" if endpoint else None))
         made = client.assume_role(
@@ -64,20 +66,17 @@ def s3_credentials(url: str, job: str, role: str, bundles: Sequence[str] = ()) -
     return {"Version": 1, **made, "Expiration": ends.isoformat()}
 
 
-def _policy(bucket: str, folder: str, job: str, bundles: Sequence[str]) -> dict[str, Any]:
+def _policy(bucket: str, folder: str, job: str, kept: str, runs: str, bundles: Sequence[str]) -> dict[str, Any]:
     """Without a space where it is sent: Ceph 16 reads the plus that stands for one in a form as a plus."""
-    objects = ["GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload"]
     run, read = f"run/{job}/*", [f"files/{bundle}/*" for bundle in bundles]
-    listed = [
-        f"{folder}{job}/*",
-        *(f"{folder}{RUNS}/{ends}{key}" for ends in ("", "+expires/") for key in (run, *read)),
-    ]
+    objects = [f"s3:{action}" for action in ("GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload")]
+    listed = {bucket: [f"{folder}{job}/*"]}
+    listed.setdefault(kept, []).extend(f"{runs}{ends}{key}" for ends in ("", "+expires/") for key in (run, *read))
     rules: list[dict[str, Any]] = [
-        {"Action": [f"s3:{action}" for action in objects],
-         "Resource": [f"{bucket}/{folder}{job}/*", f"{bucket}/{folder}{RUNS}/{run}"]},
-        {"Action": "s3:GetObject", "Resource": [f"{bucket}/{folder}{RUNS}/{key}" for key in read]},
-        {"Action": "s3:PutObject", "Resource": f"{bucket}/{folder}+probe"},
-        {"Action": "s3:ListBucket", "Resource": bucket, "Condition": {"StringLike": {"s3:prefix": listed}}},
+        {"Action": objects, "Resource": [f"{bucket}/{folder}{job}/*", f"{kept}/{runs}{run}"]},
+        {"Action": "s3:PutObject", "Resource": [f"{bucket}/{folder}+probe", f"{kept}/{runs[: -len(RUNS) - 1]}+probe"]},
+        *({"Action": "s3:ListBucket", "Resource": at, "Condition": {"StringLike": {"s3:prefix": keys}}}
+          for at, keys in listed.items()),
+        *({"Action": "s3:GetObject", "Resource": f"{kept}/{runs}{key}"} for key in read),
     ]  # fmt: skip
-    rules = [rule for rule in rules if rule["Resource"]]
     return {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", **rule} for rule in rules]}

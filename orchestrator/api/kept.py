@@ -99,15 +99,17 @@ class StoredRuns(LocalRuns):
             touched = self._jobs.pull()
         for job in {path.partition("/")[0] for path in touched if not path.startswith(".")}:
             if (self.path / job / "run.json").exists():
-                self._behind.add(job)
+                with self._lock:
+                    self._behind.add(job)
             else:
                 self._forget(job)
 
     def follow(self, jobs: Iterable[str]) -> None:
-        self._behind |= self._followed.union(jobs)  # those that rest by now had their last files before that was told
-        self._followed = set(jobs)
+        with self._lock:
+            self._behind |= self._followed.union(jobs)  # who rests by now had its last files before that was told
+            self._followed, behind = set(jobs), sorted(self._behind)
         with exchanging(), ThreadPoolExecutor(FOLLOWED_AT_ONCE) as pool:
-            list(pool.map(self._pull, sorted(self._behind)))
+            list(pool.map(self._pull, behind))
 
     def _pull(self, job: str) -> None:
         """What a job has written that is no log is said once, and keeps nobody else from being followed."""
@@ -121,7 +123,8 @@ class StoredRuns(LocalRuns):
             self._said.add(job)
         else:
             self._said.discard(job)
-        self._behind.discard(job)
+        with self._lock:
+            self._behind.discard(job)
 
     def write(self, files: Mapping[str, bytes | None]) -> None:
         with exchanging():
@@ -186,5 +189,5 @@ class StoredRuns(LocalRuns):
     def _forget(self, job: str) -> None:
         with self._lock:
             self._mirrors.pop(job, None)
-        self._behind.discard(job)
+            self._behind.discard(job)
         shutil.rmtree(self.path / job, ignore_errors=True)

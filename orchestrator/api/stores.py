@@ -52,7 +52,7 @@ class JobStores:
 
     def __init__(self, api: KubeApi, namespace: str, runs: Path, url: str, release: str, role: str) -> None:
         self._api, self._namespace, self._runs = api, namespace, runs
-        self._redis, self._release, self._role = redis_place(url), release, role
+        self._url, self._redis, self._release, self._role = url, redis_place(url), release, role
         self._users: RedisUsers | None = None
         self._held: dict[str, Held] = {}
         self._said: set[str] = set()
@@ -110,9 +110,10 @@ class JobStores:
             password = held.password if held else self._password(job, user) or secrets.token_urlsafe(32)
             data |= dict(zip(REDIS, (user, password), strict=True))
         url = RunDirectory.open(self._runs / job).job.exchange.url or ""
-        if self._role and "s3://" in url:
+        own, runs = (place if "s3://" in place else "" for place in (url, self._url))
+        if self._role and (own or runs):
             renew_at = time.time() + LIFE_S / 2
-            made = s3_files(s3_credentials(url, job, self._role, self._bundles(job)))
+            made = s3_files(s3_credentials(own or runs, job, self._role, runs, self._bundles(job)))
             data = {name: value for name, value in data.items() if name not in S3} | made
         meta = {"name": stores_secret(job), "namespace": self._namespace, "ownerReferences": [launch]}
         coded = {name: base64.b64encode(value.encode()).decode() for name, value in data.items()}

@@ -76,6 +76,10 @@ class Seen:
     size: int = 0
 
 
+def _stamp(stat: os.stat_result) -> tuple[int, int, int]:
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
 def tree(directory: Path, below: str = "") -> Iterator[str]:
     """The files that are mirrored where nothing else is said."""
     with suppress(FileNotFoundError), os.scandir(directory / below) as found:
@@ -314,13 +318,14 @@ class Mirror:
 
     def _compared(self, path: str, whole: bool) -> tuple[Entry, bytes, Seen] | None:
         """How a file differs from the log's; None: not at all, or it is gone just now."""
-        seen, apart = self._seen.get(path), self._apart(path)
+        seen, apart, full = self._seen.get(path), self._apart(path), self.directory / path
+        with suppress(FileNotFoundError):
+            if seen is not None and seen.stamp == _stamp(os.stat(full, follow_symlinks=False)):
+                return None
         with self._opened(path) as file:
             if file is not None:
                 stat = os.fstat(file.fileno())
-                stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-                if seen is not None and seen.stamp == stamp:
-                    return None
+                stamp = _stamp(stat)
                 if stat.st_mtime > time.time() - SETTLED_S:
                     if apart and not whole:
                         return None
