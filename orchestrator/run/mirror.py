@@ -114,6 +114,8 @@ class Mirror:
         """Those of them that are empty here."""
         self._since: list[dict[str, int]] = [{} for _ in range(1, LEVELS)]
         """For each level above 0, from where on files may have changed since its block began."""
+        self._from = 0
+        """Of what was before that change, this one does not know all that was changed."""
         self._begun = False
         self._looked_s = float("-inf")
         self._lock = threading.RLock()
@@ -151,8 +153,8 @@ class Mirror:
     def _catch_up(self, touched: set[str]) -> None:
         held, plan, number = set(self._store.list(f"{self._name}/log/")), list[tuple[str, int]](), self.number
         end = max((key for key in held if key.startswith(f"{self._name}/log/end/")), default=None)
-        if end is not None and int(end[-8:]) >= number:
-            number = int(end[-8:]) + 1
+        if end is not None and number == 0:  # who has older files is not told by it which of them are gone
+            number = self._from = int(end[-8:]) + 1
             plan.append((end, number))
         while True:
             keys = {level: self._key(level, number // FAN**level) for level in range(LEVELS)}
@@ -283,10 +285,12 @@ class Mirror:
             if entry.size is None:
                 self._seen.pop(entry.path, None)
                 self._entries.pop(entry.path, None)
+                self._missing.discard(entry.path)
             else:
                 self._seen[entry.path] = seen[entry.path]
                 if self._apart(entry.path):
                     self._entries[entry.path] = entry
+                    self._missing.discard(entry.path)
         self.changed_at = time.time()
         self._join(self._count(entries, self.number + 1))
         return True
@@ -311,9 +315,9 @@ class Mirror:
     def _changes(self, whole: bool) -> Iterator[tuple[Entry, bytes, Seen]]:
         paths = sorted(self._paths(self.directory))
         for path in paths:
-            if path not in self._missing and (found := self._compared(path, whole)) is not None:
+            if (found := self._compared(path, whole)) is not None:
                 yield found
-        for path in sorted(self._seen.keys() - set(paths)):
+        for path in sorted((self._seen.keys() | self._entries.keys()) - set(paths)):
             yield Entry(path), b"", Seen()
 
     def _compared(self, path: str, whole: bool) -> tuple[Entry, bytes, Seen] | None:
@@ -326,6 +330,8 @@ class Mirror:
             if file is not None:
                 stat = os.fstat(file.fileno())
                 stamp = _stamp(stat)
+                if path in self._missing and not stat.st_size:
+                    return None
                 if stat.st_mtime > time.time() - SETTLED_S:
                     if apart and not whole:
                         return None
@@ -371,8 +377,9 @@ class Mirror:
             for entry in entries:
                 starts[entry.path] = min(entry.start, starts.get(entry.path, entry.start))
         self.number = number
-        ended = [(level, self._since[level - 1]) for level in range(1, LEVELS) if number % FAN**level == 0]
-        for level, _ in ended:
+        over = [level for level in range(1, LEVELS) if number % FAN**level == 0]
+        ended = [(level, self._since[level - 1]) for level in over if number - FAN**level >= self._from]
+        for level in over:
             self._since[level - 1] = {}
         return ended
 

@@ -170,6 +170,22 @@ def test_a_writer_is_killed_at_any_moment(
     assert files(three) == files(two)
 
 
+def test_what_was_apart_is_made_anew_where_it_was_not_read(store: Exchange, tmp_path: Path) -> None:
+    """A run that goes on after its end makes its model again, and samples of a step that was not committed."""
+    one, two, reader = (copy(store, tmp_path / name, name) for name in ("runner-1", "runner-2", "api"))
+    (one.directory / "samples").mkdir()
+    for name in "abc":
+        (one.directory / "samples" / name).write_bytes(b"old")
+    one.push(whole=True)
+    two.push(begins=True)
+    reader.pull()
+    (two.directory / "samples" / "a").write_bytes(b"new")
+    (two.directory / "samples" / "b").unlink()
+    two.push(whole=True)
+    reader.pull()
+    assert files(reader) == {"samples/a": b"new", "samples/c": b"old"}
+
+
 def test_a_writer_that_was_replaced_is_fenced_and_changes_nothing(store: Exchange, tmp_path: Path) -> None:
     one, two = (copy(store, tmp_path / name, f"{RUNNER}{name}") for name in ("one", "two"))
     one.push(begins=True)
