@@ -183,20 +183,20 @@ class Jobs:
     def get(self, id: str) -> Job:
         """Raises ApiError 404."""
         directory = self.directory(id)
-        if re.match(ID, id) and not (directory / "run.json").exists():
+        if not re.match(ID, id):
+            raise ApiError(404, f"no job {id!r}")
+        if not (directory / "run.json").exists():
             self.kept.refresh()  # another server may have it
         try:
             with self._reading:
-                if not re.match(ID, id) or not (directory / "run.json").exists():
-                    raise FileNotFoundError
-                if id not in self._configs:
+                if id not in self._configs or not (directory / "run.json").exists():
                     self._configs[id] = RunDirectory.open(directory).job
                 file = self._summaries.setdefault(id, SummaryFile(directory / "events.jsonl"))
                 alive = id in self._alive or RunDirectory(directory).holder() is not None
                 now = self._nows.setdefault(id, NowFile(directory / NOW)).read()
                 return Job(id, Desired.read(directory), self._configs[id], replace(file.read()), alive, now)
-        except (FileNotFoundError, OrchestratorError) as error:
-            if isinstance(error, OrchestratorError) and (directory / "run.json").exists():
+        except (FileNotFoundError, OrchestratorError):
+            if (directory / "run.json").exists():
                 raise
             raise ApiError(404, f"no job {id!r}") from None
 

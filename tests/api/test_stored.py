@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from fastapi.testclient import TestClient
 
@@ -31,7 +30,7 @@ from orchestrator.run.events import EventLog
 from orchestrator.run.mirror import RUNNER
 from orchestrator.run.stored import FILES, bring, open_runs, run_mirror
 from tests.api.conftest import JOB, WRITE, wait_for
-from tests.support.tiny_job import ENV, arguments, assert_same, command, make_job
+from tests.support.tiny_job import ENV, arguments, assert_same, command, here, make_job, metrics, model
 
 STEPS = 4
 
@@ -98,7 +97,7 @@ VIEWS = ["", "/metrics", "/cost", "/cost/steps", "/samples", "/samples?step=1", 
          "/checkpoints", "/health", "/where", "/output"]  # fmt: skip
 
 
-def views(client: httpx.Client, id: str) -> dict[str, Any]:
+def views(client: TestClient, id: str) -> dict[str, Any]:
     found = {view: client.get(f"/v1/jobs/{id}{view}") for view in VIEWS}
     assert {view: answer.status_code for view, answer in found.items()} == dict.fromkeys(VIEWS, 200)
     told = {view: answer.json() for view, answer in found.items()}
@@ -119,7 +118,7 @@ def test_what_is_lost_with_a_node_is_in_the_store(tmp_path: Path) -> None:
     pods = Pods(tmp_path / "pods", f"dir://{tmp_path}/store")
     body, headers = job.file.read_text(), {"Content-Type": "application/toml", "Idempotency-Key": "one"}
 
-    def at(client: httpx.Client, step: int) -> Callable[[], bool]:
+    def at(client: TestClient, step: int) -> Callable[[], bool]:
         return lambda: (client.get(f"/v1/jobs/{id}").json()["step"] or 0) >= step
 
     with answering(tmp_path, pods, "first", job.directory) as first:
@@ -147,6 +146,11 @@ def test_what_is_lost_with_a_node_is_in_the_store(tmp_path: Path) -> None:
         assert steps == list(range(STEPS, -1, -1))
         assert any("goes on from step" in line for line in told["/output"]["lines"])
         assert_same(run, tmp_path / "undisturbed")
+        words = ["fetch", id, "--store", pods.url, "--runs", tmp_path / "desk"]
+        assert here(*words).stdout == f"{tmp_path / 'desk' / id}\n"
+        assert model(tmp_path / "desk" / id) == model(run)
+        assert metrics(tmp_path / "desk" / id) == metrics(run)
+        assert "is there already" in here(*words).stderr
         assert second.delete(f"/v1/jobs/{id}").status_code == 204
     assert open_exchange(pods.url, RUNS).list(f"run/{id}/") == []
     assert open_exchange(pods.url, id).list("") == []
@@ -260,7 +264,9 @@ def test_a_key_makes_one_job_whoever_is_asked(tmp_path: Path, root: Path, pods: 
         found = [one.result() for one in made]
         assert len({id for id, _ in found}) == 1
         assert sorted(new for _, new in found) == [False, False, False, True]
-    assert all(len(jobs.all()) == 5 for jobs in servers if jobs.kept.refresh() is None)
+    for jobs in servers:
+        jobs.kept.refresh()
+        assert len(jobs.all()) == 5
 
 
 def test_a_deletion_that_was_killed_is_ended_by_another_server(tmp_path: Path, root: Path, pods: Threads) -> None:
