@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from functions.exchange.base import Exchange, ExchangeError, Unavailable
-from orchestrator.base.errors import RunError
+from functions.exchange.base import Exchange, Unavailable
 from orchestrator.base.files import write_atomically, writing
 from orchestrator.run.mirror import Mirror
 from orchestrator.run.stored import FILES, KEPT, bundle_mirror, exchanging, run_mirror
@@ -112,12 +111,12 @@ class StoredRuns(LocalRuns):
             list(pool.map(self._pull, behind))
 
     def _pull(self, job: str) -> None:
-        """What a job has written that is no log is said once, and keeps nobody else from being followed."""
+        """What a job's code has written that is no log is said once, and keeps nobody else from being followed."""
         try:
             self._run(job).pull()
         except Unavailable:
             raise
-        except (ExchangeError, RunError) as error:
+        except Exception as error:
             if job not in self._said:
                 log.error("job %s: its files are not followed: %s", job, error)
             self._said.add(job)

@@ -12,6 +12,7 @@ Not mirrored: links, and what begins with a dot.
 
 import json
 import os
+import re
 import threading
 import time
 import uuid
@@ -59,9 +60,11 @@ class Entry:
     @classmethod
     def of(cls, path: Any, start: Any, size: Any, at: Any) -> Self:
         """As it came: a job's own code may have written it. Raises ValueError."""
-        parts = str(path).split("/")
-        if any(part in ("", ".", "..") or "\0" in part for part in parts) or not 0 <= int(start) <= int(size or start):
-            raise ValueError(f"{path!r}, {start!r} to {size!r}")
+        parts = str(path).encode().decode().split("/")  # no half of a character
+        if any(part in ("", ".", "..") or "\0" in part for part in parts) or not re.fullmatch("[0-9a-f]*", at):
+            raise ValueError(f"{path!r} at {at!r}")
+        if not 0 <= int(start) <= (int(start) if size is None else int(size)):
+            raise ValueError(f"{path!r} from {start!r} to {size!r}")
         return cls("/".join(parts), int(start), None if size is None else int(size), str(at))
 
 
@@ -175,7 +178,7 @@ class Mirror:
             told = json.loads(data[:line])
             by, at = str(told["by"]), float(told["time"])
             entries = [Entry.of(*entry) for entry in told["files"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
             raise RunError(f"{self._name}: before {number}: not a change ({error!r})") from error
         own = by == self._by != ""
         if self._begun and not own and by.startswith(RUNNER):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import random
 import time
@@ -239,13 +240,28 @@ def test_what_was_decided_by_an_older_file_is_refused_and_nothing_of_it_written(
     }
 
 
-@pytest.mark.parametrize("path", ["../x", "/x", "a/../../x", "a//b", "", "a\0b"])
-def test_a_change_reaches_no_other_place(store: Exchange, tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize(
+    "entries",
+    [
+        *([[path, 0, 1, ""]] for path in ("../x", "/x", "a/../../x", "a//b", "", "a\0b", "a\ud800")),
+        [["a", -1, 1, ""]], [["a", 2, 1, ""]], [["a", float("inf"), 1, ""]], [["a", 0, "b", ""]],
+        [["a", 0, 1, "../../x"]], [["a"]], ["a"], None,
+    ],
+)  # fmt: skip
+def test_a_change_reaches_no_other_place(store: Exchange, tmp_path: Path, entries: Any) -> None:
     """A job's own code has the credentials to write anything into its run's log."""
     two = copy(store, tmp_path / "two", "api")
-    store.put("run/a/log/0/00000000", two._change([mirror.Entry(path, size=1)], [b"x"]))
+    told = json.dumps({"by": "runner-x", "time": 0, "files": entries}).encode()
+    store.put("run/a/log/0/00000000", told + b"\nx")
     with pytest.raises(RunError, match="not a change"):
         two.pull()
+    assert list(tree(tmp_path / "two")) == []
+
+
+def test_a_change_that_goes_too_deep(store: Exchange, tmp_path: Path) -> None:
+    store.put("run/a/log/0/00000000", b"[" * 100_000 + b"\n")
+    with pytest.raises(RunError, match="not a change"):
+        copy(store, tmp_path / "two", "api").pull()
 
 
 def test_what_is_anothers_to_say_is_not_touched(store: Exchange, tmp_path: Path) -> None:

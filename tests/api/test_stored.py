@@ -306,6 +306,18 @@ def test_a_store_that_is_away_for_a_while(tmp_path: Path, root: Path, pods: Thre
         assert api.post("/v1/jobs", json=body).status_code == 201
 
 
+def test_a_log_that_a_job_has_spoiled_is_its_own_affair(tmp_path: Path, root: Path, pods: Threads) -> None:
+    one = server(tmp_path, pods, "one", max_running=2)
+    bad, good = (submitted(one, root, pods.url)[0] for _ in range(2))
+    one.tick()
+    number = one.kept._run(bad).number + 1  # type: ignore[attr-defined]
+    open_runs(pods.url).put(f"run/{bad}/log/0/{number:08d}", b"[" * 100_000 + b"\n")
+    open_runs(pods.url).put(f"run/{bad}/log/end/zzzzzzzz", b"")
+    pods.end(good)
+    one.tick()
+    assert (one.get(bad).state, one.get(good).state) == ("running", "succeeded")
+
+
 def test_a_server_waits_for_the_store_before_it_is_ready(tmp_path: Path, root: Path, pods: Threads) -> None:
     jobs = server(tmp_path, pods, "one")
     (tmp_path / "store").rename(tmp_path / "away")
