@@ -17,10 +17,15 @@ from functions.exchange.s3_errors import s3_errors
 
 COMMANDS = """+ping +select +get +set +mget +del +unlink +exists +getrange +strlen +scan +publish +subscribe
 +unsubscribe +multi +exec +watch +unwatch +eval +evalsha"""
-RUNS = ".runs"
-"""The root beside those of jobs that runs are kept in (orchestrator/run/stored.py); a job's name begins with no dot."""
 LIFE_S = 3600
 """Of credentials of S3: the longest that AWS gives to who has a role itself."""
+
+
+def runs_root(place: str) -> str:
+    """The root, beside those of jobs, that runs are kept in at `URL#RELEASE` (orchestrator/run/stored.py); a job's name
+    begins with no dot."""
+    _, _, release = place.partition("#")
+    return f".runs.{release}" if release else ".runs"
 
 
 class RedisUsers(RedisExchange):
@@ -30,11 +35,12 @@ class RedisUsers(RedisExchange):
         super().__init__(url, ROOT)
         self.prefix = f"{MADE}{release}:"
 
-    def grant(self, job: str, password: str, bundles: Sequence[str] = ()) -> None:
-        """Makes or replaces the job's user; connections that it has stay. To read `bundles` alone takes a Redis 7."""
-        digest = hashlib.sha256(password.encode()).hexdigest()
-        keys = (f"{ROOT}{job}/*", f"{ROOT}{RUNS}/run/{job}/*")
-        own = [f"{sign}{key}" for key in keys for sign in "~&"] + [f"%R~{ROOT}{RUNS}/files/{b}/*" for b in bundles]
+    def grant(self, job: str, password: str, runs: str = "", bundles: Sequence[str] = ()) -> None:
+        """Makes or replaces the job's user; connections that it has stay. `runs`: where its run is kept, and the bundles
+        that it may read, which takes a Redis 7."""
+        digest, root = hashlib.sha256(password.encode()).hexdigest(), f"{ROOT}{runs_root(runs)}"
+        keys = (f"{ROOT}{job}/*", f"{root}/run/{job}/*")
+        own = [f"{sign}{key}" for key in keys for sign in "~&"] + [f"%R~{root}/files/{bundle}/*" for bundle in bundles]
         rules = ("reset", "on", f"#{digest}", "resetchannels", *own, "-@all", *COMMANDS.split())
         self._send(job, lambda: [("ACL", "SETUSER", self.prefix + job, *rules)])
 
@@ -49,12 +55,13 @@ class RedisUsers(RedisExchange):
 
 
 def s3_credentials(url: str, job: str, role: str, runs: str = "", bundles: Sequence[str] = ()) -> dict[str, Any]:
-    """Of the job's prefix, of its run at the URL `runs` (the same where it is "") and, to read, of `bundles` there, for
+    """Of the job's prefix, of its run where `runs` says (at `url` where it is "") and, to read, of `bundles` there, for
     LIFE_S: what a `credential_process` of AWS' clients prints. Raises ExchangeError."""
     bucket, folder, endpoint, region = s3_place(url)
     arn = f"arn:{role.split(':')[1]}:s3:::"
     kept_bucket, kept_folder, *_ = s3_place(runs or url)
-    policy = _policy(f"{arn}{bucket}", folder, job, f"{arn}{kept_bucket}", f"{kept_folder}{RUNS}/", bundles)
+    root = f"{kept_folder}{runs_root(runs)}/"
+    policy = _policy(f"{arn}{bucket}", folder, job, f"{arn}{kept_bucket}", root, bundles)
     with s3_errors(f"AssumeRole {role}", f"s3://{bucket}/{folder}"):
         client = boto3.client("sts", endpoint_url=endpoint, region_name=region or ("us-east-1" if endpoint else None))
         made = client.assume_role(
@@ -74,7 +81,8 @@ def _policy(bucket: str, folder: str, job: str, kept: str, runs: str, bundles: S
     listed.setdefault(kept, []).extend(f"{runs}{ends}{key}" for ends in ("", "+expires/") for key in (run, *read))
     rules: list[dict[str, Any]] = [
         {"Action": objects, "Resource": [f"{bucket}/{folder}{job}/*", f"{kept}/{runs}{run}"]},
-        {"Action": "s3:PutObject", "Resource": [f"{bucket}/{folder}+probe", f"{kept}/{runs[: -len(RUNS) - 1]}+probe"]},
+        {"Action": "s3:PutObject",
+         "Resource": [f"{bucket}/{folder}+probe", f"{kept}/{runs.rpartition('.runs')[0]}+probe"]},
         *({"Action": "s3:ListBucket", "Resource": at, "Condition": {"StringLike": {"s3:prefix": keys}}}
           for at, keys in listed.items()),
         *({"Action": "s3:GetObject", "Resource": f"{kept}/{runs}{key}"} for key in read),

@@ -36,10 +36,10 @@ ANSWER_S = 10.0
 
 
 def job_manifest(
-    template: dict[str, Any], job: str, launch: int, runs: Path, exchange: str, stores: str = ""
+    template: dict[str, Any], job: str, launch: int, runs: Path, place: str, stores: str = ""
 ) -> dict[str, Any]:
-    """The Job object of a job's launch. Its name is the same whenever it is asked for. For the Secret `stores`, of the
-    release's credentials, it has the job's own."""
+    """The Job object of a job's launch, its run kept at `place`. Its name is the same whenever it is asked for. For the
+    Secret `stores`, of the release's credentials, it has the job's own."""
     manifest = copy.deepcopy(template)
     metadata = manifest.setdefault("metadata", {})
     metadata["name"] = f"{job}-{launch}"
@@ -47,7 +47,7 @@ def job_manifest(
     pod = manifest["spec"]["template"]
     pod.setdefault("metadata", {}).setdefault("labels", {})[RUNNER_LABEL] = job
     container = pod["spec"]["containers"][0]
-    container["args"] = ["resume", str(runs / job), "--keep-output", f"--store={exchange}"]
+    container["args"] = ["resume", str(runs / job), "--keep-output", f"--store={place}"]
     mounts = container.setdefault("volumeMounts", [])
     for source in container.get("envFrom", []):
         if stores and source.get("secretRef", {}).get("name") == stores:
@@ -77,21 +77,21 @@ def owners(token: str) -> list[dict[str, str]]:
 
 class KubernetesLauncher:
     """Launcher over a cluster's API. `runs` is the directory of runs as the template's container sees it; they are kept
-    in `exchange`."""
+    at `place`, `URL#RELEASE`."""
 
     def __init__(
-        self, runs: Path, template: dict[str, Any], namespace: str, api: Any, exchange: str, secret: str = "",
+        self, runs: Path, template: dict[str, Any], namespace: str, api: Any, place: str, secret: str = "",
         stores: JobStores | None = None,
     ) -> None:  # fmt: skip
         """`api` is a kubernetes.client.BatchV1Api, whose types know models only where this sends and reads JSON; for
         the release's `secret` each job gets one of its own from `stores`."""
         self._runs, self._template, self._namespace, self._api = runs, template, namespace, api
-        self._exchange = exchange
+        self._place = place
         self._secret, self._stores = secret, stores
 
     @classmethod
-    def connect(cls, runs: Path, template: Path, exchange: str, secret: str = "", role: str = "") -> Self:
-        """By the pod's service account, else by KUBECONFIG. `exchange`: the server's default. Raises ConfigError."""
+    def connect(cls, runs: Path, template: Path, place: str, secret: str = "", role: str = "") -> Self:
+        """By the pod's service account, else by KUBECONFIG. Raises ConfigError."""
         try:
             manifest = yaml.safe_load(template.read_text())
             if manifest["kind"] != "Job" or not manifest["spec"]["template"]["spec"]["containers"]:
@@ -112,15 +112,15 @@ class KubernetesLauncher:
             raise ConfigError(f"no cluster to run jobs on: {error}") from error
         namespace = manifest["metadata"].get("namespace", namespace)
         release = next((owner["uid"] for owner in manifest["metadata"].get("ownerReferences", [])), namespace)
-        stores = JobStores(KubeApi(), namespace, runs, exchange, release, role) if secret else None
-        return cls(runs, manifest, namespace, kubernetes.client.BatchV1Api(), exchange, secret, stores)
+        stores = JobStores(KubeApi(), namespace, runs, place, release, role) if secret else None
+        return cls(runs, manifest, namespace, kubernetes.client.BatchV1Api(), place, secret, stores)
 
     def election(self, lease: str) -> Leader:
         """Of the servers that name this Lease; a pod is known by its host's name."""
         return Leader(KubeApi(), self._namespace, lease, socket.gethostname())
 
     def start(self, job: str, launch: int) -> None:
-        body = job_manifest(self._template, job, launch, self._runs, self._exchange, self._secret)
+        body = job_manifest(self._template, job, launch, self._runs, self._place, self._secret)
         try:
             self._api.create_namespaced_job(self._namespace, body, _request_timeout=ANSWER_S)
         except ApiException as error:

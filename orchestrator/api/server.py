@@ -46,6 +46,8 @@ class ServeOptions:
     """Of S3, for credentials of a job's prefix."""
     lease: str = ""
     """Of several servers of a release its holder starts jobs; "": this one does."""
+    release: str = ""
+    """Tells its runs from those of others in the same exchange."""
 
 
 def build(options: ServeOptions) -> FastAPI:
@@ -73,10 +75,11 @@ def build(options: ServeOptions) -> FastAPI:
             raise ConfigError(
                 "--job-template: its jobs run on a cluster; --defaults has to say exchange.url, of a store"
             )
+        place = f"{exchange}#{options.release}"
         launcher = KubernetesLauncher.connect(
-            runs, options.job_template, exchange, options.stores_secret, options.stores_role
+            runs, options.job_template, place, options.stores_secret, options.stores_role
         )
-        kept = StoredRuns(runs, open_runs(exchange))
+        kept = StoredRuns(runs, open_runs(place))
         leads = launcher.election(options.lease) if options.lease else leads
     tokens = Tokens(options.tokens or own_token(runs))
     site = Site([*roots, runs / FILES], defaults, here=options.job_template is None)

@@ -48,11 +48,13 @@ class Held:
 
 
 class JobStores:
-    """`url`: the exchange of the release's jobs; `release` tells its Redis users from another's; `role`: "": none."""
+    """`place`: where runs are kept, in the exchange of the release's jobs; `release` tells its Redis users from others';
+    `role`: "": none."""
 
-    def __init__(self, api: KubeApi, namespace: str, runs: Path, url: str, release: str, role: str) -> None:
+    def __init__(self, api: KubeApi, namespace: str, runs: Path, place: str, release: str, role: str) -> None:
         self._api, self._namespace, self._runs = api, namespace, runs
-        self._url, self._redis, self._release, self._role = url, redis_place(url), release, role
+        url, _, _ = place.partition("#")
+        self._place, self._redis, self._release, self._role = place, redis_place(url), release, role
         self._users: RedisUsers | None = None
         self._held: dict[str, Held] = {}
         self._said: set[str] = set()
@@ -75,7 +77,7 @@ class JobStores:
             with self._told(f"job {job} has no credentials of its own"):
                 before, held = self._held.get(job), self._given(job, launch)
                 if self._users is not None and known is not None and (held is not before or job not in known):
-                    self._users.grant(job, held.password, self._bundles(job))
+                    self._users.grant(job, held.password, self._place, self._bundles(job))
                 self._held[job] = held
         for job in (known or set()) - jobs.keys():
             with self._told(f"job {job} has ended, and has its user still"):
@@ -110,7 +112,7 @@ class JobStores:
             password = held.password if held else self._password(job, user) or secrets.token_urlsafe(32)
             data |= dict(zip(REDIS, (user, password), strict=True))
         url = RunDirectory.open(self._runs / job).job.exchange.url or ""
-        own, runs = (place if "s3://" in place else "" for place in (url, self._url))
+        own, runs = (place if "s3://" in place else "" for place in (url, self._place))
         if self._role and (own or runs):
             renew_at = time.time() + LIFE_S / 2
             made = s3_files(s3_credentials(own or runs, job, self._role, runs, self._bundles(job)))

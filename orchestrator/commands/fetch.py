@@ -12,12 +12,14 @@ from orchestrator.run.directory import RunDirectory
 from orchestrator.run.stored import exchanging, open_runs, run_mirror
 
 HELP = "bring a run of a cluster to this machine"
-EXAMPLE = "rlhf-orchestrate fetch arithmetic-3f9a1c0b2d --store 's3://rlhf/jobs?endpoint=https://s3.example.com'"
+EXAMPLE = "rlhf-orchestrate fetch arithmetic-3f9a1c0b2d --store 's3://rlhf/jobs#rl.rlhf-rlhf-orchestrate'"
 
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("job", help="the job's id")
-    parser.add_argument("--store", metavar="URL", required=True, help="exchange.url of the release")
+    parser.add_argument(
+        "--store", metavar="URL#RELEASE", required=True, help="where runs are kept: the notes of the chart say it"
+    )
     parser.add_argument("--runs", type=Path, default=RUNS, help="where the run's directory is made (default: runs)")
 
 

@@ -22,7 +22,7 @@ EXAMPLE = "rlhf-orchestrate resume runs/arithmetic steps=80"
 
 def arguments(parser: ArgumentParser) -> None:
     run_directory(parser)
-    parser.add_argument("--store", metavar="URL", help="take the run from this exchange, and keep its copy there")
+    parser.add_argument("--store", metavar="URL#RELEASE", help="where the run is kept: it comes from there")
     parser.add_argument("--keep-output", action="store_true", help="what is printed also goes to the run's output")
     parser.add_argument(
         "overrides", nargs="*", metavar="key.path=value", help="settings that may change, such as steps"

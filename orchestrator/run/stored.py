@@ -1,8 +1,8 @@
 """Runs in the release's exchange, where orchestrators have a disk of their own: what lies where, and a runner's side.
 
-    .runs/api/        all jobs: api.json, job.toml, run.json of each, and what Idempotency-Keys have made
-    .runs/run/<job>/  a run's directory, but what the API keeps of it
-    .runs/files/<bundle>/  what jobs came with
+    .runs.<release>/api/         all jobs: api.json, job.toml, run.json of each, and what Idempotency-Keys have made
+    .runs.<release>/run/<job>/   a run's directory, but what the API keeps of it
+    .runs.<release>/files/<bundle>/  what jobs came with
 
 Each is a log (mirror.py) in the exchange's durable part.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from functions.exchange.base import Exchange, ExchangeError, Unavailable
 from functions.exchange.open import open_exchange
-from functions.exchange.scoped import RUNS
+from functions.exchange.scoped import runs_root
 from orchestrator.base.errors import Away, ConfigError, Fenced, RunError
 from orchestrator.base.outages import LIMIT_S
 from orchestrator.job.config import JobConfig
@@ -37,11 +37,11 @@ OWN = frozenset({"api.json", "lock", "process"})
 log = logging.getLogger(__name__)
 
 
-def open_runs(url: str) -> Exchange:
-    """Raises ConfigError, Away, RunError."""
+def open_runs(place: str) -> Exchange:
+    """`URL#RELEASE`: releases may share an exchange. Raises ConfigError, Away, RunError."""
     try:
         with exchanging():
-            return open_exchange(url, RUNS).durable
+            return open_exchange(place.partition("#")[0], runs_root(place)).durable
     except ValueError as error:
         raise ConfigError(f"exchange.url: {error}") from error
 
@@ -77,13 +77,13 @@ def _of_a_run(directory: Path) -> Iterable[str]:
     return (path for path in tree(directory) if path not in OWN and not path.startswith("journal/"))
 
 
-def take_stored(directory: Path, url: str) -> None:
+def take_stored(directory: Path, place: str) -> None:
     """Brings a run and the bundles that its job names to this machine, and keeps the run's copy in the store up to date
     until this process ends; whoever had it before is fenced off. Waits for the store. Raises ConfigError, RunError."""
     give_up_s = time.monotonic() + LIMIT_S
     while True:
         try:
-            mirror, job = bring(directory, open_runs(url))
+            mirror, job = bring(directory, open_runs(place))
             return _Keeper(mirror, job.limits.outage_s).start()
         except Away as error:  # or our credentials are not known there yet
             log.warning("waiting for the run: %s", error)

@@ -16,7 +16,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from functions.exchange.open import open_exchange
-from functions.exchange.scoped import RUNS
 from orchestrator.api.app import create_app
 from orchestrator.api.auth import Tokens
 from orchestrator.api.jobs import Jobs
@@ -39,12 +38,12 @@ class Pods:
     """A launcher whose orchestrators begin in empty directories and have no other way to anybody than the store."""
 
     def __init__(self, path: Path, url: str) -> None:
-        self.path, self.url = path, url
+        self.path, self.url, self.place = path, url, f"{url}#here"
         self.pods: dict[str, tuple[Path, subprocess.Popen[bytes]]] = {}
 
     def start(self, job: str, launch: int) -> None:
         directory = self.path / f"{job}-{launch}" / "runs" / job
-        words = arguments("resume", directory, "--keep-output", f"--store={self.url}")
+        words = arguments("resume", directory, "--keep-output", f"--store={self.place}")
         self.pods[job] = directory, subprocess.Popen(words, env=ENV, stdout=subprocess.DEVNULL)
 
     def stop(self, job: str) -> None:
@@ -77,7 +76,7 @@ def server(tmp_path: Path, pods: Pods | Threads, name: str, leads: Alone | None 
     tokens = tmp_path / "tokens"
     tokens.write_text(f"ci write {WRITE}\n")
     runs = tmp_path / name
-    kept = StoredRuns(runs, open_runs(pods.url))
+    kept = StoredRuns(runs, open_runs(pods.place))
     return Jobs(runs, pods, max_running=max_running, quota=Tokens(tokens).quota, kept=kept, leads=leads)
 
 
@@ -146,13 +145,13 @@ def test_what_is_lost_with_a_node_is_in_the_store(tmp_path: Path) -> None:
         assert steps == list(range(STEPS, -1, -1))
         assert any("goes on from step" in line for line in told["/output"]["lines"])
         assert_same(run, tmp_path / "undisturbed")
-        words = ["fetch", id, "--store", pods.url, "--runs", tmp_path / "desk"]
+        words = ["fetch", id, "--store", pods.place, "--runs", tmp_path / "desk"]
         assert here(*words).stdout == f"{tmp_path / 'desk' / id}\n"
         assert model(tmp_path / "desk" / id) == model(run)
         assert metrics(tmp_path / "desk" / id) == metrics(run)
         assert "is there already" in here(*words).stderr
         assert second.delete(f"/v1/jobs/{id}").status_code == 204
-    assert open_exchange(pods.url, RUNS).list(f"run/{id}/") == []
+    assert open_runs(pods.place).list(f"run/{id}/") == []
     assert open_exchange(pods.url, id).list("") == []
 
 
@@ -160,7 +159,7 @@ class Threads:
     """A launcher whose orchestrators have a directory and a mirror each, and write one event when they are told to."""
 
     def __init__(self, path: Path, url: str) -> None:
-        self.path, self.url = path, url
+        self.path, self.url, self.place = path, url, f"{url}#here"
         self.starts: list[str] = []
         self.at_work: set[str] = set()
 
@@ -180,7 +179,7 @@ class Threads:
 
     def _write(self, job: str, kind: Any, data: dict[str, Any]) -> None:
         directory = self.path / f"{len(self.starts)}" / job
-        mirror = run_mirror(open_runs(self.url), directory, by=f"{RUNNER}{time.monotonic_ns()}")
+        mirror = run_mirror(open_runs(self.place), directory, by=f"{RUNNER}{time.monotonic_ns()}")
         mirror.push(begins=True)
         assert RunDirectory.open(directory).job.name == job
         log = EventLog(directory)
@@ -238,9 +237,19 @@ def test_servers_know_what_the_others_were_told(tmp_path: Path, root: Path, pods
     two.delete(first)
     one.tick()
     assert one.all() == two.all() == []
-    left = open_runs(pods.url).list("")
+    left = open_runs(pods.place).list("")
     assert [key for key in left if not key.startswith("api/")] == []
     assert [path.name for path in (tmp_path / "one").iterdir() if not path.name.startswith(".")] == []
+
+
+def test_releases_in_one_store_do_not_see_each_other(tmp_path: Path, root: Path, pods: Threads) -> None:
+    one = server(tmp_path, pods, "one")
+    id, _ = submitted(one, root, pods.url)
+    pods.place = f"{pods.url}#there"
+    two = server(tmp_path, pods, "two")
+    two.tick()
+    assert (two.all(), pods.starts) == ([], [])
+    assert [job.id for job in one.all()] == [id]
 
 
 def test_a_job_that_waits_is_cancelled_by_a_server_that_does_not_lead(
@@ -282,7 +291,7 @@ def test_a_deletion_that_was_killed_is_ended_by_another_server(tmp_path: Path, r
     two.sweep()
     assert two.all() == []
     assert not list((tmp_path / "two").glob(".deleted-*"))
-    assert open_runs(pods.url).list("run/") == []
+    assert open_runs(pods.place).list("run/") == []
 
 
 def test_a_store_that_is_away_for_a_while(tmp_path: Path, root: Path, pods: Threads) -> None:
@@ -311,8 +320,8 @@ def test_a_log_that_a_job_has_spoiled_is_its_own_affair(tmp_path: Path, root: Pa
     bad, good = (submitted(one, root, pods.url)[0] for _ in range(2))
     one.tick()
     number = one.kept._run(bad).number + 1  # type: ignore[attr-defined]
-    open_runs(pods.url).put(f"run/{bad}/log/0/{number:08d}", b"[" * 100_000 + b"\n")
-    open_runs(pods.url).put(f"run/{bad}/log/end/zzzzzzzz", b"")
+    open_runs(pods.place).put(f"run/{bad}/log/0/{number:08d}", b"[" * 100_000 + b"\n")
+    open_runs(pods.place).put(f"run/{bad}/log/end/zzzzzzzz", b"")
     pods.end(good)
     one.tick()
     assert (one.get(bad).state, one.get(good).state) == ("running", "succeeded")
@@ -349,7 +358,7 @@ def test_a_bundle_reaches_every_server_and_the_orchestrator(tmp_path: Path, root
         id = api.post("/v1/jobs", json=body).json()["id"]
         wait_for(lambda: pods.starts, what="started")
     shutil.rmtree(runs)
-    _, job = bring(runs / id, open_runs(pods.url))
+    _, job = bring(runs / id, open_runs(pods.place))
     assert job.name == id
     found = {path.name: path.read_bytes() for path in (runs / FILES / bundle).rglob("*") if path.is_file()}
     assert found == {"a.bin": data, "b.bin": b"b", "train.jsonl": b"{}"}

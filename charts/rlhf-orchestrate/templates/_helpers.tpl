@@ -94,6 +94,11 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 {{- end -}}
 
+{{/* Tells the release's runs from others' in the same exchange. */}}
+{{- define "rlhf.runs" -}}
+{{- printf "%s.%s" .Release.Namespace (include "rlhf.fullname" .) -}}
+{{- end -}}
+
 {{/* The claim of a storage; takes (list $ name). */}}
 {{- define "rlhf.claim" -}}
 {{- $root := index . 0 -}}
