@@ -36,8 +36,8 @@ class RedisUsers(RedisExchange):
         self.prefix = f"{MADE}{release}:"
 
     def grant(self, job: str, password: str, runs: str = "", bundles: Sequence[str] = ()) -> None:
-        """Makes or replaces the job's user; connections that it has stay. `runs`: where its run is kept, and the bundles
-        that it may read, which takes a Redis 7."""
+        """Makes or replaces the job's user; connections that it has stay. `runs`: where its run is kept, and bundles
+        that it may read; those take a Redis 7."""
         digest, root = hashlib.sha256(password.encode()).hexdigest(), f"{ROOT}{runs_root(runs)}"
         keys = (f"{ROOT}{job}/*", f"{root}/run/{job}/*")
         own = [f"{sign}{key}" for key in keys for sign in "~&"] + [f"%R~{root}/files/{bundle}/*" for bundle in bundles]

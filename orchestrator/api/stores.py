@@ -48,7 +48,7 @@ class Held:
 
 
 class JobStores:
-    """`place`: where runs are kept, in the exchange of the release's jobs; `release` tells its Redis users from others';
+    """`place`: where runs are kept, in the release's exchange; `release` tells its Redis users from others';
     `role`: "": none."""
 
     def __init__(self, api: KubeApi, namespace: str, runs: Path, place: str, release: str, role: str) -> None:
