@@ -145,8 +145,8 @@ class AdaptivePlanner:
             return self._static.plan(request)
         predicted = self.lengths.predict(request.prompts, request.max_response_length)
         if generate is None:
-            plan = self._static.plan(request)
-            return replace(plan, overlap=self.policy.fuse != "no")
+            overlap = self.policy.fuse != "no" and self.goal != Goal("cost")  # who works beside it waits, too
+            return replace(self._static.plan(request), overlap=overlap)
         n = request.samples_per_prompt
         prompt_tokens = np.array([len(p.tokens) for p in request.prompts], dtype=np.float64)
         waits_s, policies = None, (self.policy, *TURNS)

@@ -36,7 +36,8 @@ def _follower(case: Case, name: str, steps: Generations, parts: Parts, room: Roo
     most = min(limits.max_replicas, parts.sizes.shape[1])  # more have nothing to do
     counts = [limits.max_replicas] if case.policy.replicas == "all" else replica_counts(most)
     last_s, exchange = steps.finish_s[:, -1:], steps.exchange
-    stage, rows = StreamedStage(parts, costs.followers[name], start_s, case.ahead(exchange)), np.arange(len(last_s))
+    stage = StreamedStage(parts, costs.followers[name], start_s, case.ahead(exchange), case.late)
+    rows = np.arange(len(last_s))
     rooms_s = np.broadcast_to(room.at_s([n * limits.gpus for n in counts]), (len(rows), len(counts)))
     if case.policy.colocated and limits.gpus:
         rooms_s = np.repeat(steps.gone_s[:, [(steps.gone_s.shape[1] - 1) // 2]], len(counts), axis=1)
@@ -66,7 +67,7 @@ def ready(case: Case, steps: Generations, parts: Parts, followers: Mapping[str, 
         for f in (f for name, f in followers.items() if case.costs.limits[name].gpus):
             in_turn_s = in_turn_s + np.maximum(0.0, f.end_s - np.maximum(f.begin_s, last_s))
         ready_s = np.maximum(ready_s, in_turn_s)
-    return case.load.at(by_number), ready_s
+    return case.load.at(by_number, steps.finish_s[:, -1]), ready_s
 
 
 def awaited_s(steps: Generations, batch: Batch, per_prompt: int) -> Array:

@@ -30,11 +30,12 @@ class Workload:
     def tokens(self) -> Array:
         return self.prompt_tokens + self.lengths
 
-    def at(self, ready_s: Array) -> Batch:
-        """By prompt group, which is ready when its last sample is. `ready_s` [R, S]"""
+    def at(self, ready_s: Array, generated_s: Array) -> Batch:
+        """By prompt group, which is ready when its last sample is. `ready_s` [R, S], `generated_s` [R]"""
         ready_s = ready_s.reshape(len(ready_s), -1, self.per_prompt).max(axis=2)
         counts = np.full(ready_s.shape[1], float(self.per_prompt))
-        return Batch(ready_s, counts, self.tokens.reshape(-1, self.per_prompt).sum(axis=1), float(self.tokens.max()))
+        tokens = self.tokens.reshape(-1, self.per_prompt).sum(axis=1)
+        return Batch(ready_s, counts, tokens, float(self.tokens.max()), generated_s)
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,15 @@ class Case:
     def ahead(self, exchange: Array) -> Flags:
         """Whether replicas are started before they are needed."""
         return self.hurries(exchange) & self.policy.prewarm
+
+    @cached_property
+    def late(self) -> float:
+        """Of its time, that generation takes longer on average; 0 where it takes less: what is started ahead of samples
+        waits for those that are late, and starts with those that are early (orchestrator/step/plan_clock.py). Only a
+        policy that looks for a goal counts it."""
+        if self.policy.replicas != "goal":
+            return 0.0
+        return float(np.mean(np.maximum(0.0, np.array(self.paces) - 1.0)))
 
     @cached_property
     def streamed(self) -> frozenset[str]:

@@ -54,11 +54,11 @@ class Parts:
 
 class StreamedStage:
     """What a stage makes of micro-batches on any number of replicas, which take `start_s` to start: by the first
-    micro-batch, or ahead of it (`prewarmed` [R])."""
+    micro-batch, or ahead of it (`prewarmed` [R]). `late`: of its time, that generation takes longer on average."""
 
-    def __init__(self, parts: Parts, cost: WorkCost, start_s: float, prewarmed: Flags) -> None:
+    def __init__(self, parts: Parts, cost: WorkCost, start_s: float, prewarmed: Flags, late: float = 0.0) -> None:
         self.parts, self.first_s = parts, cost.first_s
-        self.start_s, self.ahead_s = start_s, start_s * prewarmed
+        self.start_s, self.ahead_s, self.late = start_s, start_s * prewarmed, late * prewarmed
         self.counts = np.count_nonzero(parts.sizes, axis=1)
         works = cost.call_s + cost.sample_s * parts.sizes + cost.token_s * parts.tokens
         self.works = np.where(parts.sizes > 0, works, 0.0)
@@ -66,6 +66,7 @@ class StreamedStage:
     def follow(self, replicas: int, room_at_s: Array) -> Follower:
         """`room_at_s` [R]: when there is room for the replicas at the earliest. A replica is paid for from its start to
         its own last call's end, and at least until the last micro-batch is ready: before that, more calls may come.
+        Started ahead it waits, on average, for a first one that comes later.
         """
         ready_s = self.parts.ready_s
         rows, count = ready_s.shape
@@ -84,7 +85,10 @@ class StreamedStage:
         work_on = np.minimum(replicas, self.counts)
         last_s = np.maximum(ends[:, -1], ready_s[:, -1:]) * (np.arange(used) < work_on[:, None])
         done_s = ends.reshape(rows, -1)[:, :count]
-        return Follower(work_on, begin_s, done_s.max(axis=1), last_s.sum(axis=1) - work_on * opened_s, done_s)
+        idle_s = self.late * ready_s[:, 0] * (opened_s < ready_s[:, 0])
+        return Follower(
+            work_on, begin_s, done_s.max(axis=1), last_s.sum(axis=1) - work_on * (opened_s - idle_s), done_s
+        )
 
 
 def micro_batches(samples: int) -> list[int]:

@@ -81,7 +81,9 @@ class Outlines:
 
     def rows(self, places: Numbers) -> "Outlines":
         """Of some of the steps."""
-        batch = replace(self.batch, ready_s=self.batch.ready_s[places])
+        batch = replace(
+            self.batch, ready_s=self.batch.ready_s[places], generated_s=self.batch.generated_s[places]
+        )  # fmt: skip
         return Outlines(
             self.ways, [self.tails[row] for row in places], _rows(self.steps, places), self.micro_batch[places],
             {name: _rows(f, places) for name, f in self.followers.items()},

@@ -55,7 +55,7 @@ def _options(
     begin_s = end_s if case.policy.colocated else np.broadcast_to(ready_s, end_s.shape)
     found = at_once(
         batch, cost, counts, ready_s=begin_s, start_s=start_s, rooms_s=rooms_s, ahead=case.ahead(exchange),
-        loads=case.policy.stream,
+        loads=case.policy.stream, late=case.late,
     )  # fmt: skip
     if name not in case.streamed:
         return found.first()

@@ -41,6 +41,8 @@ class Batch:
     """[G] each"""
     longest: float
     """Tokens of the longest sample, its prompt included: no rank does less than one sample."""
+    generated_s: Array
+    """When the last sample is there. [R]"""
 
     def seconds(self, cost: WorkCost) -> Array:
         """Of one rank. [G]"""
@@ -85,7 +87,7 @@ class Trainer:
     """on average over how generation may go."""
     streamed: bool
     groups: int = 0
-    """How many are whole when the replicas are asked for; 0: it is not tied to them (before the first, after all)."""
+    """How many are whole when the replicas of a streamed one are asked for."""
 
     @property
     def replica_s(self) -> float:
@@ -103,8 +105,8 @@ class Gangs:
     mean_end_s: Array
     early: Flags
     """Called before all samples are there."""
-    tied: Flags
-    """Opened when so many groups are whole."""
+    idle_s: Array
+    """That it waits on average, started ahead of samples that come later."""
 
     @property
     def replica_s(self) -> Array:
@@ -112,7 +114,7 @@ class Gangs:
 
     @property
     def mean_replica_s(self) -> Array:
-        return self.counts * (self.mean_end_s - self.open_s)
+        return self.counts * (self.mean_end_s + self.idle_s - self.open_s)
 
     def beside(self, other: Gangs) -> Gangs:
         """Both; its own first in the last axis."""
@@ -135,20 +137,20 @@ class Gangs:
     def trainer(self, step: int, batch: Batch) -> Trainer:
         """Where each step has one. [R]"""
         open_s, call_s, end_s, mean_s = (float(times[step]) for times in self.columns()[1:5])
-        groups = int(np.count_nonzero(batch.ready_s[step] < open_s)) if self.tied[step] else 0
+        groups = int(np.count_nonzero(batch.ready_s[step] < open_s))
         return Trainer(int(self.counts[step]), open_s, call_s, end_s, mean_s, bool(self.early[step]), groups)
 
     def columns(self) -> tuple[npt.NDArray[Any], ...]:
-        return self.counts, self.open_s, self.call_s, self.end_s, self.mean_end_s, self.early, self.tied
+        return self.counts, self.open_s, self.call_s, self.end_s, self.mean_end_s, self.early, self.idle_s
 
 
 def at_once(
     batch: Batch, cost: WorkCost, counts: Sequence[int], *, ready_s: Array, start_s: float, rooms_s: Array,
-    ahead: Flags, loads: bool,
+    ahead: Flags, loads: bool, late: float = 0.0,
 ) -> Gangs:  # fmt: skip
     """All samples at `ready_s` [R, B]; [R, B, N, 1]. `rooms_s` [R, B, N]: when there is room. `ahead` [R]: the replicas
     start before that, where there is room; `loads`: and load what they need, which is taken to be half of the call's
-    own seconds; publishing is the other half.
+    own seconds; publishing is the other half. `late`: of its time, that generation takes longer on average.
     """
     ranks, ready_s = np.array(counts), np.broadcast_to(ready_s[..., None], rooms_s.shape)
     own_s = cost.call_s + cost.shared_s / ranks
@@ -159,8 +161,10 @@ def at_once(
     work_s = np.maximum(batch.seconds(cost).sum() / ranks, cost.token_s * batch.longest)
     end_s = np.maximum(call_s + load_s, ready_s) + work_s + own_s - load_s
     early = loads & (call_s < ready_s)
-    open_s, call_s, end_s, early = open_s[..., None], call_s[..., None], end_s[..., None], early[..., None]
-    return Gangs(np.broadcast_to(ranks[:, None], end_s.shape), open_s, call_s, end_s, end_s, early, early)
+    last_s = batch.generated_s[:, None, None]
+    idle_s = late * last_s * (ahead[:, None, None] & (open_s < last_s))
+    counted = np.broadcast_to(ranks, end_s.shape)
+    return Gangs(*(column[..., None] for column in (counted, open_s, call_s, end_s, end_s, early, idle_s)))
 
 
 def streamed(
@@ -184,7 +188,8 @@ def streamed(
     call_s = np.maximum(0.0, begin_s - own_s)
     open_s = np.maximum(0.0, call_s - start_s)
     counted, early = np.broadcast_to(ranks, open_s.shape), np.ones(open_s.shape, np.bool_)
-    return Gangs(counted, open_s, call_s, end_s, np.mean(ends, axis=0), early, open_s < last_s)
+    idle_s = np.zeros(open_s.shape)  # it is in the mean of the ends
+    return Gangs(counted, open_s, call_s, end_s, np.mean(ends, axis=0), early, idle_s)
 
 
 def rank_counts(least: int, most: int) -> list[int]:

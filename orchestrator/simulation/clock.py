@@ -10,6 +10,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+TICK_S = 1e-9
+"""A timer that is due within it goes off now: whoever sets another one for the rest of it may wait for ever."""
 
 
 class Deadlock(RuntimeError):

@@ -18,6 +18,7 @@ from functions.base.wire import Call, Event, Hint, Json, Version, hint_key
 from functions.exchange.base import NotFound
 from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.planner.prefixes import Prefixes
+from orchestrator.simulation.clock import TICK_S
 from orchestrator.simulation.decoding import Item, Schedule, schedule
 from orchestrator.simulation.lengths import Lengths, Turns
 from orchestrator.simulation.memory import MemoryExchange
@@ -156,11 +157,10 @@ async def generate(call: Call, model: Generate, exchange: MemoryExchange) -> Eve
             while stop < len(order) and plan.finish_s[order[stop]] == plan.finish_s[order[stop - 1]]:
                 stop += 1
             due_s = start_s + float(plan.finish_s[order[stop - 1]])
-            while clock() < due_s and not cut.is_set():
-                wait_s = min(HEARTBEAT_S, due_s - clock())
-                if not await set_within(cut, wait_s) and clock() < due_s:
+            while (left_s := due_s - clock()) > TICK_S and not cut.is_set():
+                if not await set_within(cut, min(HEARTBEAT_S, left_s)):
                     yield Event("progress")
-            if clock() < due_s:
+            if left_s > TICK_S:
                 break
             rows = order[sent:stop]
             yield samples_event(call, exchange, batch, rows, [items[i].final for i in rows], number)

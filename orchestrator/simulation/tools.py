@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from functions.base.samples import Finish
 from functions.base.wire import Call, Event
+from orchestrator.simulation.clock import TICK_S
 from orchestrator.simulation.functions import HEARTBEAT_S, Events, Work, samples_event, set_within
 from orchestrator.simulation.memory import MemoryExchange
 
@@ -26,7 +27,7 @@ async def act(call: Call, model: Work, exchange: MemoryExchange) -> Events:
         heapq.heappush(due, (model.asked.pop((group, index), due_s), k, over))
     number, cut = 0, exchange.watch(call.cut_key)
     while due:
-        while (left_s := due[0][0] - clock()) > 0 and not await set_within(cut, min(HEARTBEAT_S, left_s)):
+        while (left_s := due[0][0] - clock()) > TICK_S and not await set_within(cut, min(HEARTBEAT_S, left_s)):
             yield Event("progress")
         if left_s > 0 and cut.is_set():
             break

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.planner.adaptive import AdaptivePlanner
@@ -14,7 +16,7 @@ from orchestrator.planner.base import (
     StepPlan,
     StepRequest,
 )  # fmt: skip
-from orchestrator.planner.latency import GenerateCost
+from orchestrator.planner.latency import GenerateCost, WorkCost
 from orchestrator.planner.learned import Priors
 from orchestrator.planner.policies import ADAPTIVE
 from orchestrator.planner.scaling import Goal, Unmet
@@ -57,6 +59,23 @@ def seen(plan: StepPlan) -> StepObservation:
 def test_without_history_or_prior_the_plan_is_the_static_one() -> None:
     plan = AdaptivePlanner(ADAPTIVE).plan(request())
     assert plan == StaticPlanner().plan(request())
+
+
+def test_before_anything_is_known_the_cheapest_has_nothing_wait_beside_generation() -> None:
+    plan = AdaptivePlanner(ADAPTIVE, goal=Goal("cost")).plan(request())
+    assert plan == replace(StaticPlanner().plan(request()), overlap=False)
+    assert AdaptivePlanner(ADAPTIVE, goal=Goal("cost", deadline_s=60.0)).plan(request()).overlap
+
+
+def test_the_cheapest_starts_nothing_ahead_of_samples_that_may_be_late() -> None:
+    """Where it costs the same if all goes as predicted, and less where it does not; the fastest starts ahead."""
+    costs = {name: WorkCost(0.1, 0.01, 0.0) for name in ("reward", "train")}
+    priors = Priors(GenerateCost(0.1, 0.0, 0.01, 0.0, 0.0), costs, {"generate": 2.0, "reward": 2.0, "train": 2.0})
+    cheap, fast = (
+        AdaptivePlanner(ADAPTIVE, goal=goal, priors=priors).plan(request()) for goal in (Goal("cost"), Goal("speed"))
+    )
+    assert not cheap.prewarm_s
+    assert "reward" in fast.prewarm_s
 
 
 def test_what_was_observed_groups_the_long_prompts_and_predicts_the_step() -> None:

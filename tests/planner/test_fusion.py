@@ -23,10 +23,12 @@ def follow(
     ahead: bool,
     replicas: int,
     room_at_s: float = 0.0,
+    late: float = 0.0,
 ) -> Follower:
     """Of samples that are finished at 1, 2, 3 and 10 s."""
     parts = Parts.of(np.array([[1.0, 2.0, 3.0, 10.0]]), np.array([tokens]), np.array([size]))
-    return StreamedStage(parts, cost, start_s, prewarmed=np.array([ahead])).follow(replicas, np.array([room_at_s]))
+    stage = StreamedStage(parts, cost, start_s, prewarmed=np.array([ahead]), late=late)
+    return stage.follow(replicas, np.array([room_at_s]))
 
 
 def test_follow_by_hand() -> None:
@@ -46,6 +48,16 @@ def test_follow_by_hand() -> None:
     assert (loads.begin_s.tolist(), loads.done_s.tolist()) == ([2.0], [[7.0, 12.0]])
     late = follow(none, cost, 2, 1.0, ahead=True, replicas=1, room_at_s=9.0)
     assert [late.begin_s, late.end_s] == [10.0, 14.0]
+
+
+def test_what_is_started_ahead_is_paid_for_while_samples_are_late() -> None:
+    """The whole batch at 10 s, which comes at 11.5 s on average; halves from 2 s on, which come at 2.3 s."""
+    cost, none = WorkCost(1.0, 0.5, 0.0), [0.0] * 4
+    assert follow(none, cost, 4, 4.0, ahead=True, replicas=2, late=0.15).replica_s == pytest.approx(7.0 + 1.5)
+    assert follow(none, cost, 4, 4.0, ahead=False, replicas=2, late=0.15).replica_s == 7.0
+    assert follow(none, cost, 4, 4.0, ahead=True, replicas=2, late=0.15, room_at_s=10.0).replica_s == 7.0
+    halves = follow(none, cost, 2, 1.0, ahead=True, replicas=2, late=0.15)
+    assert halves.replica_s == pytest.approx(18.0 + 4.0 - 2.0 + 2 * 0.3)
 
 
 @given(

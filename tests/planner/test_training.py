@@ -16,7 +16,7 @@ Array = npt.NDArray[np.float64]
 
 def batch(ready: list[float], tokens: list[float], longest: float = 0.0) -> Batch:
     """Of one step."""
-    return Batch(np.array([ready]), np.ones(len(ready)), np.array(tokens), longest)
+    return Batch(np.array([ready]), np.ones(len(ready)), np.array(tokens), longest, np.array([max(ready)]))
 
 
 def nth(gangs: Gangs, load: Batch, ranks: int = 0, begin: int = 0) -> Trainer:
@@ -96,6 +96,18 @@ def test_all_at_once_loads_before_the_samples_are_there() -> None:
         load,
     )
     assert (cold.open_s, cold.call_s, cold.end_s, cold.streamed) == (10.0, 13.0, 27.0, False)
+
+
+def test_a_gang_that_is_started_ahead_is_paid_for_while_samples_are_late() -> None:
+    """Two ranks, opened at 6 s for samples at 9 s that come 0.1 of that later on average: 17 s each, and 0.9."""
+    load, ready_s = batch([1.0, 9.0], [10.0, 10.0]), np.full((1, 1), 9.0)
+    for ahead, room_s, paid_s in ((True, 0.0, 2 * 17.9), (False, 0.0, 2 * 17.0), (True, 9.0, 2 * 17.0)):
+        found = at_once(
+            load, WorkCost(4.0, 0.0, 1.0), [2], ready_s=ready_s, start_s=3.0, rooms_s=at(room_s),
+            ahead=np.array([ahead]), loads=False, late=0.1,
+        )  # fmt: skip
+        assert found.mean_replica_s.item() == pytest.approx(paid_s)
+        assert found.replica_s.item() == 2 * 17.0
 
 
 def test_rank_counts() -> None:
