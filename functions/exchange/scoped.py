@@ -11,6 +11,7 @@ from typing import Any
 
 import boto3
 
+from functions.exchange.base import ExchangeError
 from functions.exchange.open import s3_place
 from functions.exchange.redis import MADE, ROOT, RedisExchange
 from functions.exchange.s3_errors import s3_errors
@@ -37,12 +38,18 @@ class RedisUsers(RedisExchange):
 
     def grant(self, job: str, password: str, runs: str = "", bundles: Sequence[str] = ()) -> None:
         """Makes or replaces the job's user; connections that it has stay. `runs`: where its run is kept, and bundles
-        that it may read; those take a Redis 7."""
+        that it may read (and write, before Redis 7, which divides that)."""
         digest, root = hashlib.sha256(password.encode()).hexdigest(), f"{ROOT}{runs_root(runs)}"
         keys = (f"{ROOT}{job}/*", f"{root}/run/{job}/*")
-        own = [f"{sign}{key}" for key in keys for sign in "~&"] + [f"%R~{root}/files/{bundle}/*" for bundle in bundles]
-        rules = ("reset", "on", f"#{digest}", "resetchannels", *own, "-@all", *COMMANDS.split())
-        self._send(job, lambda: [("ACL", "SETUSER", self.prefix + job, *rules)])
+        for read in ("%R~", "~"):
+            own = [f"{sign}{key}" for key in keys for sign in "~&"] + [f"{read}{root}/files/{one}/*" for one in bundles]
+            rules = ("reset", "on", f"#{digest}", "resetchannels", *own, "-@all", *COMMANDS.split())
+            try:
+                self._send(job, lambda rules=rules: [("ACL", "SETUSER", self.prefix + job, *rules)])
+                return
+            except ExchangeError as error:
+                if read == "~" or "Syntax error" not in str(error):
+                    raise
 
     def revoke(self, job: str) -> None:
         """Removes it, and closes its connections."""

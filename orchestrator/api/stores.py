@@ -77,7 +77,8 @@ class JobStores:
             with self._told(f"job {job} has no credentials of its own"):
                 before, held = self._held.get(job), self._given(job, launch)
                 if self._users is not None and known is not None and (held is not before or job not in known):
-                    self._users.grant(job, held.password, self._place, self._bundles(job))
+                    here = "s3://" not in self._place  # what is kept lies in Redis, and not its locks alone
+                    self._users.grant(job, held.password, self._place, self._bundles(job) if here else ())
                 self._held[job] = held
         for job in (known or set()) - jobs.keys():
             with self._told(f"job {job} has ended, and has its user still"):

@@ -117,7 +117,8 @@ def test_a_job_writes_its_own_run_and_reads_its_own_bundles(
     for key in ("run/job-1/log", "files/theirs/log", "api/log"):
         with pytest.raises(Unsuitable, match="refuses us"):
             runs.get(key)
-    for key in ("run/job-1/log", "files/mine/log", "files/theirs/log", "api/log"):
+    divides = int(users.client.info()["redis_version"].split(".")[0]) >= 7
+    for key in ("run/job-1/log", *(["files/mine/log"] if divides else []), "files/theirs/log", "api/log"):
         for write in (runs.put, runs.put_if_absent):
             with pytest.raises(Unsuitable, match="refuses us"):
                 write(f"{key}.new", b"x")
