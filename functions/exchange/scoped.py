@@ -7,6 +7,7 @@ Not divided: SCAN tells a user the names of all keys of its Redis (an ACL knows 
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import boto3
@@ -44,8 +45,9 @@ class RedisUsers(RedisExchange):
         for read in ("%R~", "~"):
             own = [f"{sign}{key}" for key in keys for sign in "~&"] + [f"{read}{root}/files/{one}/*" for one in bundles]
             rules = ("reset", "on", f"#{digest}", "resetchannels", *own, "-@all", *COMMANDS.split())
+            command = ("ACL", "SETUSER", self.prefix + job, *rules)
             try:
-                self._send(job, lambda rules=rules: [("ACL", "SETUSER", self.prefix + job, *rules)])
+                self._send(job, partial(list, [command]))
                 return
             except ExchangeError as error:
                 if read == "~" or "Syntax error" not in str(error):
