@@ -51,10 +51,13 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens, *, loopback: bool) -> Fas
         Thread(target=jobs.sweep, name="sweep", daemon=True).start()  # stores may be away: nobody waits for it
         app.state.keeper = keeper = guarded("the keeper of jobs", partial(keep_going, jobs), log.critical)
         stores = guarded("the keeper of credentials", partial(keep_stores, jobs), log.critical)
+        leading = guarded("the election", partial(keep_leading, jobs), log.critical)
         yield
         jobs.changed.set()  # its thread waits for this
         await stopped(keeper)
         await stopped(stores)
+        await stopped(leading)
+        await asyncio.to_thread(jobs.close)
 
     app = FastAPI(
         title="rlhf-orchestrate", version=_version(), lifespan=lifespan, docs_url=None, redoc_url=None
@@ -85,12 +88,21 @@ def create_app(jobs: Jobs, site: Site, tokens: Tokens, *, loopback: bool) -> Fas
         return Health(status="ok")
 
     @app.get(
+        "/readyz", operation_id="ready", tags=["server"], summary="The server knows all jobs", responses=responses(503)
+    )
+    async def readyz() -> Health:
+        if not jobs.ready.is_set():
+            raise ApiError(503, "the server has not read the runs yet; its log says what it waits for")
+        return Health(status="ok")
+
+    @app.get(
         "/metrics", operation_id="prometheus", tags=["server"], summary="Prometheus metrics",
         dependencies=[Depends(reads)], response_class=PlainTextResponse,
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **responses(401)},
     )  # fmt: skip
     def metrics() -> PlainTextResponse:
-        return PlainTextResponse(jobs_text(jobs.all(), jobs.runs) + requests.text(), media_type=CONTENT_TYPE)
+        told = jobs_text(jobs.all(), jobs.runs) if jobs.leads() else ""  # else the leader tells it
+        return PlainTextResponse(told + requests.text(), media_type=CONTENT_TYPE)
 
     original = app.openapi
     app.openapi = lambda: _complete(app, original())  # type: ignore[method-assign]  # FastAPI's documented way
@@ -108,11 +120,19 @@ async def keep_going(jobs: Jobs) -> None:
         await asyncio.to_thread(jobs.changed.wait, TICK_S)
 
 
+async def keep_leading(jobs: Jobs) -> None:
+    """Apart from both: whoever waits for a store goes on leading."""
+    while True:
+        await asyncio.to_thread(jobs.leads.look)
+        await asyncio.sleep(TICK_S)
+
+
 async def keep_stores(jobs: Jobs) -> None:
     """Apart from `keep_going`: a store that is away holds up no job of another."""
     while True:
         try:
-            await asyncio.to_thread(jobs.launcher.keep)
+            if jobs.leads():
+                await asyncio.to_thread(jobs.launcher.keep)
         except OrchestratorError as error:
             log.error("%s", error)
         await asyncio.sleep(TICK_S)

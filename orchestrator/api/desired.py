@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal, Self
 
 from orchestrator.base.errors import RunError
-from orchestrator.base.files import write_atomically
 
 FILE = "api.json"
 Wanted = Literal["run", "stop", "rest"]
@@ -31,8 +30,8 @@ class Desired:
     restarts: int = 0
     """Launches after its orchestrator was killed, since the last submit or resume."""
 
-    def write(self, directory: Path) -> None:
-        write_atomically(directory / FILE, json.dumps(dataclasses.asdict(self)).encode() + b"\n")
+    def encode(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
     @classmethod
     def read(cls, directory: Path) -> Self:

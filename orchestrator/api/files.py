@@ -6,9 +6,9 @@ A job names them by the directory that the answer gives. Bundles that no job nam
 file came, whenever another bundle begins.
 """
 
+import asyncio
 import filecmp
 import os
-import shutil
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -20,8 +20,8 @@ from pydantic import BaseModel, Field
 
 from orchestrator.api.jobs import Jobs
 from orchestrator.api.problems import ApiError, responses
+from orchestrator.run.stored import FILES
 
-FILES = ".files"
 LARGEST_FILE_BYTES = 64 << 30
 UNUSED_S = 86400.0
 BUNDLE = r"^[0-9a-f]{16}$"
@@ -48,8 +48,10 @@ def file_routes(jobs: Jobs, writes: Callable[..., object]) -> APIRouter:
     ) -> dict[str, Any]:
         directory = jobs.runs / FILES / bundle
         if not directory.exists():
-            sweep(jobs)
+            await asyncio.to_thread(sweep, jobs)
+        await asyncio.to_thread(jobs.kept.bring, bundle, path)
         await _receive(request.stream(), directory, path)
+        await asyncio.to_thread(jobs.kept.keep, bundle)
         return {"directory": str(directory)}
 
     return router
@@ -88,7 +90,6 @@ def _publish(temporary: FilePath, target: FilePath, path: str) -> None:
 def sweep(jobs: Jobs) -> None:
     """Removes bundles that no job names, and that nobody has sent anything to for a day."""
     named = "\n".join(job.config.model_dump_json() for job in jobs.all())
-    for directory in (jobs.runs / FILES).glob("*"):
-        age_s = time.time() - max((p.stat().st_mtime for p in directory.rglob("*")), default=0.0)
-        if directory.name not in named and age_s > UNUSED_S:
-            shutil.rmtree(directory, ignore_errors=True)
+    for bundle, last_at in list(jobs.kept.bundles()):
+        if bundle not in named and time.time() - last_at > UNUSED_S:
+            jobs.kept.drop(bundle)

@@ -8,7 +8,7 @@
                  +--- interrupted (its orchestrator was killed: started again, at most RESTARTS times)
 
 A run's state follows from its files and from which orchestrators are alive; nothing is kept in memory that another
-server would miss: two may work on one directory of runs, as they do while one takes the place of the other.
+server would miss: several may answer (kept.py), of which one, the leader, starts jobs and settles them.
 """
 
 import hashlib
@@ -16,29 +16,31 @@ import json
 import logging
 import re
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Concatenate, Literal, ParamSpec, TypeVar, get_args
 
 from functions.base.logs import LogLine
 from functions.base.wire import Json
 from functions.exchange.base import ExchangeError
-from orchestrator.api.desired import Desired
-from orchestrator.api.launch import OUTPUT, Launcher
+from orchestrator.api.desired import FILE, Desired
+from orchestrator.api.kept import LocalRuns
+from orchestrator.api.launch import OUTPUT, Alone, Launcher
 from orchestrator.api.problems import ApiError
 from orchestrator.api.quota import UNLIMITED, Quota, spent_usd
 from orchestrator.api.summary import Summary, SummaryFile
 from orchestrator.api.views.log import last_lines
 from orchestrator.base.errors import OrchestratorError, RunError
-from orchestrator.base.files import Lock, write_atomically
+from orchestrator.base.files import Lock
 from orchestrator.job.config import JobConfig
 from orchestrator.run.directory import RunDirectory, unique_name
 from orchestrator.run.events import EventType, tell_end
 from orchestrator.run.identity import delete_held
+from orchestrator.run.mirror import Overtaken
 from orchestrator.telemetry.now import FILE as NOW
 from orchestrator.telemetry.now import NowFile
 
@@ -50,6 +52,23 @@ KEYS = ".idempotency"
 DELETED = ".deleted"
 _ENDS: dict[EventType, State] = {"finished": "succeeded", "failed": "failed", "cancelled": "cancelled"}
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def again(decide: Callable[Concatenate["Jobs", P], T]) -> Callable[Concatenate["Jobs", P], T]:
+    """Decided by what all servers have written, and again where another has written since."""
+
+    @wraps(decide)
+    def decided(self: "Jobs", /, *args: P.args, **named: P.kwargs) -> T:
+        while True:
+            self.kept.refresh()
+            try:
+                return decide(self, *args, **named)
+            except Overtaken:
+                log.info("%s once more: another server was first", decide.__name__)
+
+    return decided
 
 
 @dataclass(frozen=True)
@@ -85,13 +104,20 @@ class Job:
 
 
 class Jobs:
-    """Thread-safe; every method blocks for file operations only, but those that ask the launcher."""
+    """Thread-safe; every method blocks for file operations only, but those that ask the launcher, and, where runs are
+    kept in a store, those that write."""
 
-    def __init__(self, runs: Path, launcher: Launcher, *, max_running: int, quota: Callable[[str], Quota]) -> None:
+    def __init__(
+        self, runs: Path, launcher: Launcher, *, max_running: int, quota: Callable[[str], Quota],
+        kept: LocalRuns | None = None, leads: Alone | None = None,
+    ) -> None:  # fmt: skip
         self.runs, self.launcher, self.max_running, self.quota = runs, launcher, max_running, quota
+        self.kept, self.leads = kept or LocalRuns(runs), leads or Alone()
+        self.ready: threading.Event = threading.Event()
+        """Set when all jobs are known."""
         self.changed: threading.Event = threading.Event()
         """Set when `tick` has something to do before its time."""
-        self._lock, self._ticks = Lock(runs / ".lock"), Lock(runs / ".tick")
+        self._lock, self._ticks, self._reading = Lock(runs / ".lock"), Lock(runs / ".tick"), threading.Lock()
         self._summaries: dict[str, SummaryFile] = {}
         self._configs: dict[str, JobConfig] = {}
         self._nows: dict[str, NowFile] = {}
@@ -100,11 +126,12 @@ class Jobs:
             (runs / KEYS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{runs}: cannot hold runs: {error.strerror}") from error
-        self._left = list(runs.glob(f"{DELETED}-*"))
+        self._left: list[Path] = []
 
     def directory(self, job: str) -> Path:
         return self.runs / job
 
+    @again
     def submit(self, config: JobConfig, *, key: str | None, body: bytes, owner: str) -> tuple[Job, bool]:
         """The new job, and True; or the job that the same key has made before, and False.
 
@@ -113,24 +140,27 @@ class Jobs:
         if (never := self.quota(owner).never(config)) is not None:
             raise ApiError(403, f"the job {never}")
         with self._lock:
-            id = unique_name(config.name)
+            id, files = unique_name(config.name), dict[str, bytes | None]()
             if key is not None:
-                known = self._claim(key, hashlib.sha256(body).hexdigest(), id)
-                if known in self._ids():
-                    return self.get(known), False
-                id = known
-            self._save(id, Desired(config.name, time.time(), owner, "run"))
-            RunDirectory.create(self.directory(id), config.model_copy(update={"name": id}))
+                path, digest = (
+                    f"{KEYS}/{hashlib.sha256(key.encode()).hexdigest()}.json",
+                    hashlib.sha256(body).hexdigest(),
+                )
+                id = self._claimed(path, key, digest) or id
+                if id in self._ids():
+                    return self.get(id), False
+                files[path] = json.dumps({"id": id, "body": digest}).encode()
+            files[f"{id}/{FILE}"] = Desired(config.name, time.time(), owner, "run").encode()
+            new = RunDirectory.new(config.model_copy(update={"name": id}))
+            self.kept.write(files | {f"{id}/{name}": data for name, data in new.items()})
         self.changed.set()
         return self.get(id), True
 
-    def _claim(self, key: str, digest: str, id: str) -> str:
-        """The job's id that goes with the key from now on, on disk before the job is."""
-        path = self.runs / KEYS / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
-        if not path.exists():
-            write_atomically(path, json.dumps({"id": id, "body": digest}).encode())
-            return id
-        claim = json.loads(path.read_text())
+    def _claimed(self, path: str, key: str, digest: str) -> str | None:
+        """The job's id that goes with the key, which is on disk before the job is."""
+        if not (self.runs / path).exists():
+            return None
+        claim = json.loads((self.runs / path).read_text())
         if claim["body"] != digest:
             raise ApiError(422, f"the Idempotency-Key {key!r} came with another body before; take a new one")
         return str(claim["id"])
@@ -152,17 +182,25 @@ class Jobs:
 
     def get(self, id: str) -> Job:
         """Raises ApiError 404."""
-        with self._lock:
-            directory = self.directory(id)
-            if not re.match(ID, id) or not (directory / "run.json").exists():
-                raise ApiError(404, f"no job {id!r}")
-            if id not in self._configs:
-                self._configs[id] = RunDirectory.open(directory).job
-            file = self._summaries.setdefault(id, SummaryFile(directory / "events.jsonl"))
-            alive = id in self._alive or RunDirectory(directory).holder() is not None
-            now = self._nows.setdefault(id, NowFile(directory / NOW)).read()
-            return Job(id, Desired.read(directory), self._configs[id], replace(file.read()), alive, now)
+        directory = self.directory(id)
+        if not re.match(ID, id):
+            raise ApiError(404, f"no job {id!r}")
+        if not (directory / "run.json").exists():
+            self.kept.refresh()  # another server may have it
+        try:
+            with self._reading:
+                if id not in self._configs or not (directory / "run.json").exists():
+                    self._configs[id] = RunDirectory.open(directory).job
+                file = self._summaries.setdefault(id, SummaryFile(directory / "events.jsonl"))
+                alive = id in self._alive or RunDirectory(directory).holder() is not None
+                now = self._nows.setdefault(id, NowFile(directory / NOW)).read()
+                return Job(id, Desired.read(directory), self._configs[id], replace(file.read()), alive, now)
+        except (FileNotFoundError, OrchestratorError):
+            if (directory / "run.json").exists():
+                raise
+            raise ApiError(404, f"no job {id!r}") from None
 
+    @again
     def cancel(self, id: str) -> Job:
         """Raises ApiError 409 for a job that has ended."""
         with self._lock:
@@ -172,11 +210,12 @@ class Jobs:
             self._save(id, replace(job.desired, wanted="stop"))
             if job.alive or self.launcher.alive([id]):  # another server may have just started it
                 self.launcher.stop(id)
-            else:
+            elif self.leads():  # else the leader may be about to start it
                 self._close(id)
         self.changed.set()
         return self.get(id)
 
+    @again
     def resume(self, id: str) -> Job:
         """Raises ApiError 409 for a job that runs, waits or has succeeded."""
         with self._lock:
@@ -187,6 +226,7 @@ class Jobs:
         self.changed.set()
         return self.get(id)
 
+    @again
     def delete(self, id: str) -> None:
         """Its run directory and all it has in its exchange. Raises ApiError 409 for a job that has not ended.
 
@@ -204,7 +244,7 @@ class Jobs:
             except RunError as error:  # a command has begun to work on it just now
                 raise ApiError(409, str(error)) from error
             gone = self.runs / f"{DELETED}-{id}-{secrets.token_hex(4)}"
-            self.directory(id).rename(gone)
+            self.kept.rename(id, gone.name)
             self._summaries.pop(id, None)
             self._nows.pop(id, None)
             self._configs.pop(id, None)
@@ -212,9 +252,9 @@ class Jobs:
             try:
                 self._delete_exchanged(RunDirectory(gone), job.config)
             except (ExchangeError, RunError) as error:
-                gone.rename(self.directory(id))
+                self.kept.rename(gone.name, id)
                 raise RunError(f"job {id} is not deleted: {error}") from error
-            shutil.rmtree(gone, ignore_errors=True)
+            self.kept.remove(gone.name, id)
 
     @staticmethod
     def _delete_exchanged(directory: RunDirectory, config: JobConfig) -> None:
@@ -224,6 +264,7 @@ class Jobs:
 
     def sweep(self) -> None:
         """Ends the deletions that a server before this one was killed in; where a store is away, the next one does."""
+        self.ready.wait()
         for left in self._left:
             try:
                 directory = RunDirectory.open(left)
@@ -233,17 +274,29 @@ class Jobs:
                 if (left / "run.json").exists() and (left / "job.toml").exists():  # else its files were going already
                     log.warning("%s: a job that was deleted is not all gone: %s", left, error)
                     continue
-            shutil.rmtree(left, ignore_errors=True)
+            self.kept.remove(left.name, left.name[len(DELETED) + 1 : -9])
         self._left = []
 
+    def close(self) -> None:
+        """This server starts nothing from here on."""
+        with self._ticks:
+            self.leads.let_go()
+
+    @again
     def tick(self) -> None:
-        """Starts what is wanted and may run, and settles what has ended; one server at a time. Raises RunError where a
-        launcher fails."""
+        """Starts what is wanted and may run, and settles what has ended, where this server leads; one server at a time.
+        Raises RunError where a launcher or the store of runs fails."""
         with self._ticks:  # what another server has started since is alive
-            alive = self.launcher.alive([job.id for job in self.all() if job.desired.wanted != "rest"])
+            wanted = [job.id for job in self.all() if job.desired.wanted != "rest"]
+            alive = self.launcher.alive(wanted)
+            self.kept.follow(wanted)  # who is not alive has nothing more to say
+            if not self.ready.is_set():
+                self._left = list(self.runs.glob(f"{DELETED}-*"))
+                self.ready.set()
             with self._lock:
                 self._alive = alive
-                self._tick()
+                if self.leads():
+                    self._tick()
 
     def _tick(self) -> None:
         waiting: list[Job] = []
@@ -253,6 +306,8 @@ class Jobs:
             if job.desired.wanted == "run" and (why := self._reached(found, running, job, starts=False)):
                 self._save(job.id, replace(job.desired, wanted="stop", why=why))
                 self.launcher.stop(job.id)
+            elif job.desired.wanted == "stop" and self.kept.shared:
+                self.launcher.stop(job.id)  # it was started when another server was told to cancel it
         for job in found:
             if job.alive or job.desired.wanted == "rest":
                 continue
@@ -290,6 +345,7 @@ class Jobs:
         return None if why is None else f"{owner}: {why}"
 
     def _launch(self, job: Job) -> None:
+        self.kept.hand_over(job.id)
         desired = replace(job.desired, why="", launches=job.desired.launches + 1, launched_after=job.summary.last_id)
         self._save(job.id, desired)
         self.launcher.start(job.id, desired.launches)
@@ -300,6 +356,7 @@ class Jobs:
         job = self.get(id)
         if not job.over:
             tell_end(RunDirectory(self.directory(id)), "cancelled", "cancelled; what is committed stays")
+        self.kept.hand_over(id)
         self._save(id, replace(job.desired, wanted="rest"))
 
     def _give_up(self, job: Job) -> None:
@@ -307,10 +364,11 @@ class Jobs:
         said = LogLine.parse(lines[-1]).message[:300] if lines else "none"
         message = f"its orchestrator ended {RESTARTS + 1} times without saying why; its last line: {said}"
         tell_end(RunDirectory(self.directory(job.id)), "failed", message)
+        self.kept.hand_over(job.id)
         self._save(job.id, replace(job.desired, wanted="rest"))
 
     def _save(self, id: str, desired: Desired) -> None:
-        desired.write(self.directory(id))
+        self.kept.write({f"{id}/{FILE}": desired.encode()})
 
 
 def _spent_usd(job: Job) -> float:

@@ -34,6 +34,20 @@ class Launcher(Protocol):
         """Sees to it that they have what they need of this server; called now and then."""
 
 
+class Alone:
+    """The one server of its runs, which leads: it starts jobs. leader.py has one of several."""
+
+    def __call__(self) -> bool:
+        """Whether this server leads now."""
+        return True
+
+    def look(self) -> None:
+        """Begins to lead, or goes on with it, if that may be; called about every second."""
+
+    def let_go(self) -> None:
+        """Another may lead."""
+
+
 class LocalLauncher:
     """Processes on this machine, in sessions of their own: they go on when this one ends.
 

@@ -1,7 +1,8 @@
 """Orchestrators as Kubernetes Jobs: one Job object per launch, from a template (the chart's, in a ConfigMap).
 
-The template is a whole `batch/v1` Job whose first container has the orchestrator's image and mounts the directory of
-runs where this server does; name, labels and arguments are put in here. The runner's service account needs nothing of
+The template is a whole `batch/v1` Job whose first container has the orchestrator's image and may write where this
+server has its directory of runs: there it has a copy of its own run, which is kept in the release's exchange
+(orchestrator/run/stored.py). Name, labels and arguments are put in here. The runner's service account needs nothing of
 Jobs; this server's needs create, list and deletecollection of `jobs` in its namespace, and for --stores-secret create
 and patch of `secrets` (stores.py). What an orchestrator prints it keeps in its run directory itself: a pod's log goes
 with the pod. Launches belong to this server's service account: where that goes with its release, so do they, and do not
@@ -11,6 +12,7 @@ wait for stores and rights that are gone.
 import base64
 import copy
 import json
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +22,7 @@ import yaml
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from orchestrator.api.files import FILES
+from orchestrator.api.leader import Leader
 from orchestrator.api.stores import JobStores
 from orchestrator.base.errors import ConfigError, RunError
 from orchestrator.platforms.knative.api import KubeApi
@@ -33,9 +35,11 @@ NAMESPACE_FILE, TOKEN_FILE = ACCOUNT / "namespace", ACCOUNT / "token"
 ANSWER_S = 10.0
 
 
-def job_manifest(template: dict[str, Any], job: str, launch: int, runs: Path, stores: str = "") -> dict[str, Any]:
-    """The Job object of a job's launch. Its name is the same whenever it is asked for. For the Secret `stores`, of the
-    release's credentials, it has the job's own."""
+def job_manifest(
+    template: dict[str, Any], job: str, launch: int, runs: Path, place: str, stores: str = ""
+) -> dict[str, Any]:
+    """The Job object of a job's launch, its run kept at `place`. Its name is the same whenever it is asked for. For the
+    Secret `stores`, of the release's credentials, it has the job's own."""
     manifest = copy.deepcopy(template)
     metadata = manifest.setdefault("metadata", {})
     metadata["name"] = f"{job}-{launch}"
@@ -43,7 +47,7 @@ def job_manifest(template: dict[str, Any], job: str, launch: int, runs: Path, st
     pod = manifest["spec"]["template"]
     pod.setdefault("metadata", {}).setdefault("labels", {})[RUNNER_LABEL] = job
     container = pod["spec"]["containers"][0]
-    container["args"] = ["resume", str(runs / job), "--keep-output"]
+    container["args"] = ["resume", str(runs / job), "--keep-output", f"--store={place}"]
     mounts = container.setdefault("volumeMounts", [])
     for source in container.get("envFrom", []):
         if stores and source.get("secretRef", {}).get("name") == stores:
@@ -52,10 +56,6 @@ def job_manifest(template: dict[str, Any], job: str, launch: int, runs: Path, st
             mounts.append({"name": OWN, "mountPath": STORES_PATH, "readOnly": True})
             volume = {"name": OWN, "secret": {"secretName": stores_secret(job)}}
             pod["spec"].setdefault("volumes", []).append(volume)
-    if whole := next((mount for mount in mounts if mount["mountPath"] == str(runs)), None):
-        mounts.remove(whole)  # of all runs it has its own, and the files that jobs came with
-        mounts.append(whole | {"mountPath": str(runs / job), "subPath": job})
-        mounts.append(whole | {"mountPath": str(runs / FILES), "subPath": FILES, "readOnly": True})
     return manifest
 
 
@@ -76,22 +76,23 @@ def owners(token: str) -> list[dict[str, str]]:
 
 
 class KubernetesLauncher:
-    """Launcher over a cluster's API. `runs` is the directory of runs as the template's container sees it."""
+    """Launcher over a cluster's API. `runs` is the directory of runs as the template's container sees it; they are kept
+    at `place`, `URL#RELEASE`."""
 
     def __init__(
-        self, runs: Path, template: dict[str, Any], namespace: str, api: Any, secret: str = "",
+        self, runs: Path, template: dict[str, Any], namespace: str, api: Any, place: str, secret: str = "",
         stores: JobStores | None = None,
     ) -> None:  # fmt: skip
         """`api` is a kubernetes.client.BatchV1Api, whose types know models only where this sends and reads JSON; for
         the release's `secret` each job gets one of its own from `stores`."""
         self._runs, self._template, self._namespace, self._api = runs, template, namespace, api
+        self._place = place
         self._secret, self._stores = secret, stores
 
     @classmethod
-    def connect(cls, runs: Path, template: Path, secret: str = "", role: str = "", exchange: str = "") -> Self:
-        """By the pod's service account, else by KUBECONFIG. `exchange`: the server's default. Raises ConfigError."""
+    def connect(cls, runs: Path, template: Path, place: str, secret: str = "", role: str = "") -> Self:
+        """By the pod's service account, else by KUBECONFIG. Raises ConfigError."""
         try:
-            (runs / FILES).mkdir(parents=True, exist_ok=True)  # for runners to mount
             manifest = yaml.safe_load(template.read_text())
             if manifest["kind"] != "Job" or not manifest["spec"]["template"]["spec"]["containers"]:
                 raise ConfigError(f"{template}: want a Job manifest with a container")
@@ -111,11 +112,15 @@ class KubernetesLauncher:
             raise ConfigError(f"no cluster to run jobs on: {error}") from error
         namespace = manifest["metadata"].get("namespace", namespace)
         release = next((owner["uid"] for owner in manifest["metadata"].get("ownerReferences", [])), namespace)
-        stores = JobStores(KubeApi(), namespace, runs, exchange, release, role) if secret else None
-        return cls(runs, manifest, namespace, kubernetes.client.BatchV1Api(), secret, stores)
+        stores = JobStores(KubeApi(), namespace, runs, place, release, role) if secret else None
+        return cls(runs, manifest, namespace, kubernetes.client.BatchV1Api(), place, secret, stores)
+
+    def election(self, lease: str) -> Leader:
+        """Of the servers that name this Lease; a pod is known by its host's name."""
+        return Leader(KubeApi(), self._namespace, lease, socket.gethostname())
 
     def start(self, job: str, launch: int) -> None:
-        body = job_manifest(self._template, job, launch, self._runs, self._secret)
+        body = job_manifest(self._template, job, launch, self._runs, self._place, self._secret)
         try:
             self._api.create_namespaced_job(self._namespace, body, _request_timeout=ANSWER_S)
         except ApiException as error:

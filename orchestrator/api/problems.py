@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from orchestrator.api.redact import redacted
-from orchestrator.base.errors import OrchestratorError
+from orchestrator.base.errors import Away, OrchestratorError
 
 MEDIA_TYPE = "application/problem+json"
 log = logging.getLogger(__name__)
@@ -71,6 +71,8 @@ def install(app: FastAPI) -> None:
                 if error.status_code == 405:  # Starlette names the methods of the first route only
                     headers["Allow"] = ", ".join(sorted(_methods(app, request)))
                 return problem(error.status_code, str(error.detail), headers=headers)
+            case Away():
+                return problem(503, str(error))
             case OrchestratorError():
                 log.error("%s", error)
                 return problem(500, str(error))

@@ -21,6 +21,7 @@ from orchestrator.base.errors import OrchestratorError
 from orchestrator.recipes import RECIPES
 from orchestrator.recipes.settings import train_settings
 from orchestrator.run.events import EVENT_TYPES
+from orchestrator.run.stored import bundles
 
 LARGEST_JOB_BYTES = 1 << 20
 JobId = Annotated[str, Path(pattern=ID, max_length=48, description="A job's id")]
@@ -64,6 +65,8 @@ def job_routes(
     ) -> dict[str, Any]:
         body = await _read(request)
         content_type = request.headers.get("content-type", "")
+        for bundle in bundles(body.decode(errors="replace"), jobs.runs):
+            await asyncio.to_thread(jobs.kept.bring, bundle)
         config = await asyncio.to_thread(
             read_job, body, content_type, roots=site.roots, defaults=site.defaults, here=site.here
         )

@@ -15,13 +15,14 @@ from functions.base.logs import About, log_lines
 from functions.server.forkserver_client import FORKSERVER, keep
 from orchestrator.api.app import create_app
 from orchestrator.api.auth import Tokens, own_token, read_token
-from orchestrator.api.files import FILES
 from orchestrator.api.jobs import Jobs
-from orchestrator.api.launch import Launcher, LocalLauncher
+from orchestrator.api.kept import LocalRuns, StoredRuns
+from orchestrator.api.launch import Alone, Launcher, LocalLauncher
 from orchestrator.api.routes import Site
 from orchestrator.api.same_origin import is_loopback
 from orchestrator.base.errors import ConfigError
 from orchestrator.job.config import JobConfig
+from orchestrator.run.stored import FILES, open_runs
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,16 @@ class ServeOptions:
     max_running: int = 1
     """Jobs that run at a time; the others wait. 0: none is started."""
     job_template: Path | None = None
-    """A Kubernetes Job manifest: orchestrators run as such Jobs. None: as processes here."""
+    """A Kubernetes Job manifest: orchestrators run as such Jobs, and runs are kept in the exchange of `defaults`. None:
+    as processes here, on this very directory of runs."""
     stores_secret: str = ""
     """The Secret of the stores' credentials, in whose place each of those Jobs gets one of its own."""
     stores_role: str = ""
     """Of S3, for credentials of a job's prefix."""
+    lease: str = ""
+    """Of several servers of a release its holder starts jobs; "": this one does."""
+    release: str = ""
+    """Tells its runs from those of others in the same exchange."""
 
 
 def build(options: ServeOptions) -> FastAPI:
@@ -58,18 +64,26 @@ def build(options: ServeOptions) -> FastAPI:
     if options.job_template is not None and (defaults.get("platform") or {}).get("kind") != "knative":
         raise ConfigError('--job-template: its jobs run on a cluster; --defaults has to say platform.kind = "knative"')
     launcher: Launcher
+    kept, leads = LocalRuns(runs), Alone()
     if options.job_template is None:
         launcher = LocalLauncher(runs)
     else:
         from orchestrator.api.launch_kubernetes import KubernetesLauncher
 
         exchange = (defaults.get("exchange") or {}).get("url") or ""
+        if "://" not in exchange:
+            raise ConfigError(
+                "--job-template: its jobs run on a cluster; --defaults has to say exchange.url, of a store"
+            )
+        place = f"{exchange}#{options.release}"
         launcher = KubernetesLauncher.connect(
-            runs, options.job_template, options.stores_secret, options.stores_role, exchange
+            runs, options.job_template, place, options.stores_secret, options.stores_role
         )
+        kept = StoredRuns(runs, open_runs(place))
+        leads = launcher.election(options.lease) if options.lease else leads
     tokens = Tokens(options.tokens or own_token(runs))
     site = Site([*roots, runs / FILES], defaults, here=options.job_template is None)
-    jobs = Jobs(runs, launcher, max_running=options.max_running, quota=tokens.quota)
+    jobs = Jobs(runs, launcher, max_running=options.max_running, quota=tokens.quota, kept=kept, leads=leads)
     return create_app(jobs, site, tokens, loopback=is_loopback(options.host))
 
 

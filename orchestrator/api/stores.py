@@ -27,6 +27,7 @@ from orchestrator.base.files import Lock
 from orchestrator.platforms.knative.api import ApiError, KubeApi, core
 from orchestrator.platforms.knative.manifests import STORES_PATH, stores_secret
 from orchestrator.run.directory import RunDirectory
+from orchestrator.run.stored import bundles
 
 S3 = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 REDIS = ("REDIS_USERNAME", "REDIS_PASSWORD")
@@ -47,11 +48,13 @@ class Held:
 
 
 class JobStores:
-    """`url`: the exchange of the release's jobs; `release` tells its Redis users from another's; `role`: "": none."""
+    """`place`: where runs are kept, in the release's exchange; `release` tells its Redis users from others';
+    `role`: "": none."""
 
-    def __init__(self, api: KubeApi, namespace: str, runs: Path, url: str, release: str, role: str) -> None:
+    def __init__(self, api: KubeApi, namespace: str, runs: Path, place: str, release: str, role: str) -> None:
         self._api, self._namespace, self._runs = api, namespace, runs
-        self._redis, self._release, self._role = redis_place(url), release, role
+        url, _, _ = place.partition("#")
+        self._place, self._redis, self._release, self._role = place, redis_place(url), release, role
         self._users: RedisUsers | None = None
         self._held: dict[str, Held] = {}
         self._said: set[str] = set()
@@ -74,7 +77,8 @@ class JobStores:
             with self._told(f"job {job} has no credentials of its own"):
                 before, held = self._held.get(job), self._given(job, launch)
                 if self._users is not None and known is not None and (held is not before or job not in known):
-                    self._users.grant(job, held.password)
+                    here = "s3://" not in self._place  # what is kept lies in Redis, and not its locks alone
+                    self._users.grant(job, held.password, self._place, self._bundles(job) if here else ())
                 self._held[job] = held
         for job in (known or set()) - jobs.keys():
             with self._told(f"job {job} has ended, and has its user still"):
@@ -109,15 +113,19 @@ class JobStores:
             password = held.password if held else self._password(job, user) or secrets.token_urlsafe(32)
             data |= dict(zip(REDIS, (user, password), strict=True))
         url = RunDirectory.open(self._runs / job).job.exchange.url or ""
-        if self._role and "s3://" in url:
+        own, runs = (place if "s3://" in place else "" for place in (url, self._place))
+        if self._role and (own or runs):
             renew_at = time.time() + LIFE_S / 2
-            made = s3_files(s3_credentials(url, job, self._role))
+            made = s3_files(s3_credentials(own or runs, job, self._role, runs, self._bundles(job)))
             data = {name: value for name, value in data.items() if name not in S3} | made
         meta = {"name": stores_secret(job), "namespace": self._namespace, "ownerReferences": [launch]}
         coded = {name: base64.b64encode(value.encode()).decode() for name, value in data.items()}
         body = {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "data": coded}
         self._api.apply(self._path(job), body, MANAGER)
         return Held(launch["uid"], password, renew_at)
+
+    def _bundles(self, job: str) -> list[str]:
+        return bundles(RunDirectory.open(self._runs / job).job, self._runs)
 
     def _password(self, job: str, user: str) -> str:
         """What the job's Secret has of a server before this one, or of a launch before: functions know it."""

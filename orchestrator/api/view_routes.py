@@ -27,6 +27,7 @@ from orchestrator.api.views.plan import plan_of
 from orchestrator.api.views.reserved import ReservedRuns
 from orchestrator.api.views.tail import Tails
 from orchestrator.api.views.texts import (
+    PREFIX,
     Filter,
     Kind,
     SortKey,
@@ -138,7 +139,9 @@ def view_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         response_model=models.Checkpoints,
     )  # fmt: skip
     def checkpoints(id: JobId) -> dict[str, Any]:
-        return checkpoints_of(jobs.get(id), jobs.directory(id))
+        job = jobs.get(id)
+        jobs.kept.fetch(id, f"{PROFILE}/")
+        return checkpoints_of(job, jobs.directory(id))
 
     @router.get(
         "/{id}/profiles/{step}/{name}", operation_id="getProfile", summary="A call's Chrome trace, gzipped",
@@ -147,8 +150,8 @@ def view_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
     def profile(
         id: JobId, step: Annotated[int, Path(ge=0, le=10**9)], name: Annotated[str, Path(pattern=PROFILE_NAME)]
     ) -> FileResponse:
-        jobs.get(id)
-        file = jobs.directory(id) / PROFILE / f"{step:06d}" / name
+        file = directory(id) / PROFILE / f"{step:06d}" / name
+        jobs.kept.fetch(id, f"{PROFILE}/{step:06d}/{name}")
         if not file.is_file():
             raise ApiError(404, f"step {step} has no profile {name!r}")
         return FileResponse(file, media_type="application/gzip")
@@ -178,6 +181,7 @@ def view_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         wanted = Filter(contains, min_score, max_score, group, finish)
         if number is not None and number not in kept:
             raise ApiError(404, f"step {number} has no samples")
+        jobs.kept.fetch(id, f"samples/{PREFIX[of]}{number or 0:06d}.")
         known = [] if number is None else read_samples(sample_rows, folder, number, of)
         found = chosen(known, wanted, sort)
         ends = [kept[0], kept[-1]] if kept else []
@@ -196,6 +200,7 @@ def view_routes(jobs: Jobs, reads: Callable[..., object]) -> APIRouter:
         of: Kind = "training",
     ) -> Response:
         folder = directory(id) / "samples"
+        jobs.kept.fetch(id, f"samples/{PREFIX[of]}")
         samples = read_samples(sample_rows, folder, step, of)
         text = next((sample["prompt"] for sample in samples if sample["group"] == group), None)
         if text is None:

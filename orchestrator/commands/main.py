@@ -19,8 +19,8 @@ from importlib import import_module, metadata
 from orchestrator.base.errors import OrchestratorError
 
 COMMANDS = (
-    "init", "run", "resume", "status", "cost", "cancel", "export", "eval", "plan", "simulate", "serve", "submit", "top",
-    "report", "logs", "recipes", "doctor", "serve-model", "chat", "sample", "completion",
+    "init", "run", "resume", "status", "cost", "cancel", "fetch", "export", "eval", "plan", "simulate", "serve",
+    "submit", "top", "report", "logs", "recipes", "doctor", "serve-model", "chat", "sample", "completion",
 )  # fmt: skip
 """In the order of `--help`."""
 

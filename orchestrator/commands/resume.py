@@ -12,6 +12,7 @@ from orchestrator.commands.keep_output import keep_output
 from orchestrator.commands.run import work
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.events import failure_told
+from orchestrator.run.stored import take_stored
 from orchestrator.session.open_platform import check_machine
 from orchestrator.session.session import Run, prepare
 
@@ -21,6 +22,7 @@ EXAMPLE = "rlhf-orchestrate resume runs/arithmetic steps=80"
 
 def arguments(parser: ArgumentParser) -> None:
     run_directory(parser)
+    parser.add_argument("--store", metavar="URL#RELEASE", help="where the run is kept: it comes from there")
     parser.add_argument("--keep-output", action="store_true", help="what is printed also goes to the run's output")
     parser.add_argument(
         "overrides", nargs="*", metavar="key.path=value", help="settings that may change, such as steps"
@@ -29,6 +31,8 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def execute(given: Namespace) -> int:
+    if given.store:
+        take_stored(given.run.resolve(), given.store)
     directory = RunDirectory.open(given.run)
     if given.keep_output:
         keep_output(directory.path / OUTPUT)

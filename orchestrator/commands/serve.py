@@ -25,6 +25,8 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--stores-secret", default="", help="Secret of the stores' credentials, for which each such Job gets its own"
     )
+    parser.add_argument("--release", default="", help="with --job-template: tells its runs from others in the exchange")
+    parser.add_argument("--lease", default="", help="Lease whose holder, of several servers, starts jobs")
     parser.add_argument("--stores-role", default="", help="ARN of S3's role for credentials of one job's prefix")
 
 
@@ -35,7 +37,7 @@ def execute(given: Namespace) -> int:
     serve(
         ServeOptions(
             given.runs, roots, given.host, given.port, given.tokens, given.defaults, given.max_running,
-            given.job_template, given.stores_secret, given.stores_role,
+            given.job_template, given.stores_secret, given.stores_role, given.lease, given.release,
         )
     )  # fmt: skip
     return 0

@@ -52,10 +52,15 @@ class RunDirectory:
                 f"{path}: holds a run already; go on with `rlhf-orchestrate resume {path}`, "
                 "or start another with `--run-dir DIR` or `name=OTHER`"
             )
-        write_atomically(path / "job.toml", dump_job(job).encode())
-        run = {"format": FORMAT, "job": job.name, "id": uuid.uuid4().hex[:12]}
-        write_atomically(path / "run.json", json.dumps(run).encode() + b"\n")
+        for name, data in cls.new(job).items():
+            write_atomically(path / name, data)
         return cls(path)
+
+    @staticmethod
+    def new(job: JobConfig) -> dict[str, bytes]:
+        """The files that make a directory a run; the last one does."""
+        run = {"format": FORMAT, "job": job.name, "id": uuid.uuid4().hex[:12]}
+        return {"job.toml": dump_job(job).encode(), "run.json": json.dumps(run).encode() + b"\n"}
 
     @classmethod
     def open(cls, path: Path) -> Self:

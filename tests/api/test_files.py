@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from orchestrator.api.files import FILES
 from orchestrator.commands.main import main
+from orchestrator.run.stored import FILES
 from tests.api.conftest import WRITE, Served
 from tests.support.tiny_job import make_job
 

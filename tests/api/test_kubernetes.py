@@ -30,6 +30,8 @@ TEMPLATE = {
     "spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "runner", "image": "o"}]}}},
 }
 PATH = "/apis/batch/v1/namespaces/rl/jobs"
+URL = "s3://bucket/jobs"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/rl/leases/api"
 
 
 class Cluster(ThreadingHTTPServer):
@@ -39,6 +41,7 @@ class Cluster(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.jobs: dict[str, dict[str, Any]] = {}
         self.secrets: dict[str, dict[str, Any]] = {}
+        self.lease: dict[str, Any] = {"metadata": {"resourceVersion": "1"}}
         self.forbid = False
 
     def collect(self) -> None:
@@ -64,14 +67,27 @@ class Handler(BaseHTTPRequestHandler):
         """A merge of nothing reads; an apply is all of its manager's object."""
         patch = json.loads(self.rfile.read(int(self.headers["content-length"])))
         name = urlsplit(self.path).path.removeprefix("/api/v1/namespaces/rl/secrets/")
+        if self.path.startswith(LEASE):
+            self._merge_lease(patch)
+            return
         if patch:
             assert self.headers["content-type"] == "application/apply-patch+yaml"
             self.server.secrets[name] = patch
         found = self.server.secrets.get(name)
         self._answer(404 if found is None else 200, found or {"kind": "Status", "message": "not found"})
 
+    def _merge_lease(self, patch: dict[str, Any]) -> None:
+        held = self.server.lease
+        if patch["metadata"]["resourceVersion"] != held["metadata"]["resourceVersion"]:
+            self._answer(409, {"kind": "Status", "message": "the object has been modified"})
+        else:
+            version = {"resourceVersion": str(int(held["metadata"]["resourceVersion"]) + 1)}
+            self.server.lease = {"metadata": version, "spec": held.get("spec", {}) | patch["spec"]}
+            self._answer(200, self.server.lease)
+
     def do_GET(self) -> None:
-        self._answer(200, {"kind": "JobList", "items": self._selected()})
+        leases = self.path.startswith(LEASE)
+        self._answer(200, self.server.lease if leases else {"kind": "JobList", "items": self._selected()})
 
     def do_DELETE(self) -> None:
         for job in self._selected():
@@ -112,11 +128,11 @@ def launcher(cluster: Cluster) -> Iterator[KubernetesLauncher]:
     configuration = kubernetes.client.Configuration(host=f"http://127.0.0.1:{cluster.server_address[1]}")
     configuration.retries = 0
     with kubernetes.client.ApiClient(configuration) as client:
-        yield KubernetesLauncher(Path("/runs"), TEMPLATE, "rl", kubernetes.client.BatchV1Api(client))
+        yield KubernetesLauncher(Path("/runs"), TEMPLATE, "rl", kubernetes.client.BatchV1Api(client), URL)
 
 
 def test_the_manifest_of_a_launch() -> None:
-    made = job_manifest(TEMPLATE, "tiny-0123456789", 2, Path("/runs"))
+    made = job_manifest(TEMPLATE, "tiny-0123456789", 2, Path("/runs"), URL)
     assert made["metadata"]["name"] == "tiny-0123456789-2"
     assert made["metadata"]["labels"] == {"app.kubernetes.io/component": "runner", RUNNER_LABEL: "tiny-0123456789"}
     assert made["spec"]["template"]["metadata"]["labels"] == {RUNNER_LABEL: "tiny-0123456789"}
@@ -124,29 +140,19 @@ def test_the_manifest_of_a_launch() -> None:
         "resume",
         "/runs/tiny-0123456789",
         "--keep-output",
+        f"--store={URL}",
     ]
     assert RUNNER_LABEL not in json.dumps(TEMPLATE), "the template stays as it is"
-    assert re.fullmatch(r"[a-z0-9-]{1,63}", job_manifest(TEMPLATE, "x" * 48, 10**9, Path("/r"))["metadata"]["name"])
-
-
-def test_a_runner_sees_its_own_run_and_no_other() -> None:
-    template = copy.deepcopy(TEMPLATE)
-    template["spec"]["template"]["spec"]["containers"][0]["volumeMounts"] = [  # type: ignore[index]
-        {"name": "runs", "mountPath": "/runs"}, {"name": "tmp", "mountPath": "/tmp"},
-    ]  # fmt: skip
-    made = job_manifest(template, "tiny-0123456789", 2, Path("/runs"))
-    assert made["spec"]["template"]["spec"]["containers"][0]["volumeMounts"] == [
-        {"name": "tmp", "mountPath": "/tmp"},
-        {"name": "runs", "mountPath": "/runs/tiny-0123456789", "subPath": "tiny-0123456789"},
-        {"name": "runs", "mountPath": "/runs/.files", "subPath": ".files", "readOnly": True},
-    ]
+    assert re.fullmatch(
+        r"[a-z0-9-]{1,63}", job_manifest(TEMPLATE, "x" * 48, 10**9, Path("/r"), URL)["metadata"]["name"]
+    )
 
 
 def test_a_runner_and_its_functions_hold_their_jobs_secret_and_not_the_releases() -> None:
     template = copy.deepcopy(TEMPLATE)
     sources = [{"secretRef": {"name": "stores"}}, {"secretRef": {"name": "more"}}]
     template["spec"]["template"]["spec"]["containers"][0]["envFrom"] = sources  # type: ignore[index]
-    pod = job_manifest(template, "tiny-0123456789", 2, Path("/runs"), "stores")["spec"]["template"]["spec"]
+    pod = job_manifest(template, "tiny-0123456789", 2, Path("/runs"), URL, "stores")["spec"]["template"]["spec"]
     [runner] = pod["containers"]
     own = "tiny-0123456789-stores"
     assert runner["envFrom"] == [{"secretRef": {"name": own}}, {"secretRef": {"name": "more"}}]
@@ -212,7 +218,7 @@ def test_a_cluster_that_is_away_is_one_line(launcher: KubernetesLauncher, cluste
 def test_a_template_that_is_no_job(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(ConfigError, match="Job manifest"):
-        KubernetesLauncher.connect(tmp_path, tmp_path / "job.yaml")
+        KubernetesLauncher.connect(tmp_path, tmp_path / "job.yaml", URL)
 
 
 @pytest.mark.parametrize("defaults", [None, '{"platform": {"kind": "local"}}', '{"limits": {"call_s": 60}}'])

@@ -30,7 +30,7 @@ def run_schemathesis(served: Served, directory: Path, *words: str) -> None:
         cwd=directory, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert "Operations:       24 selected / 24 total" in done.stdout
+    assert "Operations:       25 selected / 25 total" in done.stdout
     assert "Traceback" not in served.log.read_text()
 
 

@@ -49,7 +49,7 @@ def server(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         clients.append(kubernetes.client.ApiClient(kubernetes.client.Configuration(host=address)))
         stores = JobStores(KubeApi(), "rl", tmp_path / "runs", url, "release", role)
         batch = kubernetes.client.BatchV1Api(clients[-1])
-        return KubernetesLauncher(tmp_path / "runs", TEMPLATE, "rl", batch, "stores", stores)
+        return KubernetesLauncher(tmp_path / "runs", TEMPLATE, "rl", batch, url, "stores", stores)
 
     yield made
     for client in clients:

@@ -36,7 +36,7 @@ def test_lint(helm: str, values: Path) -> None:
 
 
 def test_every_object_is_what_kubernetes_takes(scenario: Objects) -> None:
-    runner = job_manifest(config(scenario)[1], "tiny-0123456789", 1, Path("/runs"))
+    runner = job_manifest(config(scenario)[1], "tiny-0123456789", 1, Path("/runs"), "s3://b")
     for item in [*scenario, runner]:
         kubernetes_validate.validate(item, KUBERNETES, strict=True)
     names = [(item["kind"], item["metadata"]["name"]) for item in scenario]
@@ -64,14 +64,15 @@ def test_every_pod_is_confined(scenario: Objects) -> None:
         if pod["metadata"]["labels"]["app.kubernetes.io/component"] in ("api", "runner"):
             assert spec["serviceAccountName"], "it talks to the cluster's API"
             writable = {m["mountPath"] for m in spec["containers"][0]["volumeMounts"] if not m.get("readOnly")}
-            assert writable == {"/runs", "/tmp"}, "a runner's launch narrows it to its own run"
+            assert writable == {"/runs", "/tmp"}
+            assert {"name": "runs", "emptyDir": {}} in spec["volumes"], "what lasts is in the store"
         if name.endswith(("-test-api", "-test-exchange")) or "valkey" in name or "seaweedfs" in name:
             assert spec["automountServiceAccountToken"] is False, name
 
 
 def test_every_mount_has_its_volume_and_every_reference_its_object(scenario: Objects) -> None:
     made = {(item["kind"], item["metadata"]["name"]) for item in scenario}
-    outside = {"rlhf-tokens", "rlhf-exchange", "rlhf-runs", "rlhf-data", "rlhf-cache", "redis", "registry"}
+    outside = {"rlhf-tokens", "rlhf-exchange", "rlhf-data", "rlhf-cache", "redis", "registry"}
     for name, pod in pods(scenario).items():
         volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", ())}
         for container in pod["spec"]["containers"]:
@@ -154,7 +155,9 @@ def test_the_runner_has_the_rights_that_the_platform_asks_for_and_no_others(rend
     assert one(objects, "Role", "-api")["rules"] == [
         {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "list", "deletecollection"]},
         {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create", "patch"]},
-    ]
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"],
+         "resourceNames": ["rel-rlhf-orchestrate-api"], "verbs": ["get", "patch"]},
+    ]  # fmt: skip
     assert {item["kind"] for item in objects if "Role" in item["kind"]} == {"Role", "RoleBinding"}, "no cluster rights"
     for account in ("api", "runner"):
         binding = one(objects, "RoleBinding", f"-{account}")
@@ -223,7 +226,7 @@ def test_the_api_gives_each_job_a_secret_in_place_of_the_releases(render: Render
     role = "arn:aws:iam::1:role/jobs"
     objects = render(PRODUCTION, "--set", f"exchange.role={role},nodeAgent.enabled=false")
     assert (_option(objects, "--stores-secret"), _option(objects, "--stores-role")) == ("rlhf-exchange", role)
-    job = job_manifest(config(objects)[1], "j-0123456789", 1, Path("/runs"), "rlhf-exchange")
+    job = job_manifest(config(objects)[1], "j-0123456789", 1, Path("/runs"), "s3://b", "rlhf-exchange")
     assert "rlhf-exchange" not in json.dumps(job).replace("rlhf-exchange=", "")
     assert "j-0123456789-stores" in json.dumps(job["spec"]["template"]["spec"]["volumes"])
     identity = render(DEVELOPMENT, "--set", f"exchange.role={role},exchange.url=s3://b/p")
@@ -303,12 +306,33 @@ def test_without_values_it_runs_on_one_node_with_cpus(render: Render) -> None:
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     assert {knative["image"], *knative["images"].values()} == {f"dev.local/rlhf-trainer:{version}"}
     claims = [item["spec"]["accessModes"] for item in objects if item["kind"] == "PersistentVolumeClaim"]
-    assert claims == [["ReadWriteOnce"]] * 3
+    assert claims == [["ReadWriteOnce"]] * 2
     [near] = runner["spec"]["template"]["spec"]["affinity"]["podAffinity"].values()
     [term] = near
     assert selects(term["labelSelector"], pods(objects)["rel-rlhf-orchestrate-api"]["metadata"]["labels"])
-    away = config(render(PRODUCTION))[1]["spec"]["template"]["spec"]["affinity"]["podAffinity"]
-    assert list(away) == ["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert "affinity" not in config(render(PRODUCTION))[1]["spec"]["template"]["spec"]
+
+
+def test_a_standby_is_elsewhere_and_leads_by_the_lease_that_its_account_may_patch(render: Render) -> None:
+    objects = render(PRODUCTION, "--set", "serviceAccounts.api=")
+    api = one(objects, "Deployment", "-api")
+    assert api["spec"]["replicas"] == 2
+    assert list(api["spec"]["template"]["spec"]["affinity"]) == ["podAntiAffinity"]
+    lease = one(objects, "Lease", "-api")["metadata"]["name"]
+    assert [r["resourceNames"] for r in one(objects, "Role", "-api")["rules"] if "leases" in r["resources"]] == [
+        [lease]
+    ]
+    assert _option(objects, "--lease") == lease
+    [container] = api["spec"]["template"]["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+@pytest.mark.parametrize("value", ["storage.runs.size=2Gi", "storage.runs.existingClaim=runs"])
+def test_a_claim_for_runs_is_refused_in_one_line(helm: str, value: str) -> None:
+    command = [helm, "template", "rel", str(CHART), "--kube-version", KUBERNETES, "--set", value]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "storage.runs: there is no such claim any more; runs are kept in the exchange" in done.stderr
 
 
 @pytest.mark.parametrize(("values", "wanted"), [(DEVELOPMENT, True), (PRODUCTION, False)])

@@ -27,7 +27,11 @@ from tests.cluster.conftest import RELEASE, Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 RIGHTS: dict[str, dict[str, str]] = {
-    "api": {"jobs.batch": "create deletecollection list", "secrets": "create patch"},
+    "api": {
+        "jobs.batch": "create deletecollection list",
+        "secrets": "create patch",
+        "leases.coordination.k8s.io": "get patch",
+    },
     "runner": {
         "services.serving.knative.dev": "create delete get patch",
         "revisions.serving.knative.dev": "get patch",

@@ -13,7 +13,7 @@ from functions.exchange.base import Exchange, Unavailable, Unsuitable
 from functions.exchange.open import open_exchange
 from functions.exchange.redis import RedisExchange
 from functions.exchange.s3 import S3Exchange
-from functions.exchange.scoped import RedisUsers, s3_credentials
+from functions.exchange.scoped import RedisUsers, runs_root, s3_credentials
 from functions.exchange.tiered import TieredExchange
 from orchestrator.api.stores import s3_files
 from tests.exchange.conformance import Backend, Conformance, noise
@@ -101,6 +101,29 @@ class TestScopedRedis(Scoped):
             exchange.client.eval(script, 0)
         assert there.list("") == ["k"], "names alone are not divided: an ACL has no patterns for SCAN"
         assert backend.raw.client.get(f"rlhf/{other}/k") == b"theirs"
+
+
+def test_a_job_writes_its_own_run_and_reads_its_own_bundles(
+    fresh_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin = open_exchange(fresh_redis.url, runs_root("#release"))
+    for key in ("run/job-1/log", "files/mine/log", "files/theirs/log", "api/log"):
+        admin.put(key, noise(100_000))
+    users = use_redis(fresh_redis, "job", monkeypatch)
+    users.grant("job", PASSWORD, "#release", ["mine"])
+    runs = open_exchange(fresh_redis.url, runs_root("#release"))
+    runs.put_if_absent("run/job/log", noise(100_000))
+    assert runs.get("run/job/log") == runs.get("files/mine/log") == noise(100_000)
+    for key in ("run/job-1/log", "files/theirs/log", "api/log"):
+        with pytest.raises(Unsuitable, match="refuses us"):
+            runs.get(key)
+    divides = int(users.client.info()["redis_version"].split(".")[0]) >= 7
+    for key in ("run/job-1/log", *(["files/mine/log"] if divides else []), "files/theirs/log", "api/log"):
+        for write in (runs.put, runs.put_if_absent):
+            with pytest.raises(Unsuitable, match="refuses us"):
+                write(f"{key}.new", b"x")
+        with pytest.raises(Unsuitable, match="refuses us"):
+            runs.delete(key)
 
 
 def test_a_user_that_redis_lost_is_waited_for_and_one_that_ended_is_gone(
@@ -203,3 +226,11 @@ class TestScopedTiers(Scoped):
         copy = {"Bucket": "bucket", "Key": f"tests/{job}/stolen", "CopySource": f"bucket/tests/{other}/k"}
         with pytest.raises(Exception, match="AccessDenied"):
             exchange.s3.client.copy_object(**copy)
+        runs = open_exchange(backend.url, runs_root("")).durable
+        assert runs.put_if_absent(f"run/{job}/log", b"mine") is not None
+        assert (runs.get(f"run/{job}/log"), runs.list(f"run/{job}/")) == (b"mine", [f"run/{job}/log"])
+        for key in ("api/log", f"run/{other}/log", "files/theirs/log"):
+            client.put_object(Bucket="bucket", Key=f"tests/{runs_root('')}/{key}", Body=b"theirs")
+            for action in (lambda key=key: runs.get(key), lambda key=key: runs.put(key, b"x")):
+                with pytest.raises(Unsuitable, match="refuses our credentials"):
+                    action()

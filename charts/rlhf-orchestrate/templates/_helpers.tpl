@@ -94,28 +94,37 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 {{- end -}}
 
+{{/* Tells the release's runs from others' in the same exchange. */}}
+{{- define "rlhf.runs" -}}
+{{- printf "%s.%s" .Release.Namespace (include "rlhf.fullname" .) -}}
+{{- end -}}
+
 {{/* The claim of a storage; takes (list $ name). */}}
 {{- define "rlhf.claim" -}}
 {{- $root := index . 0 -}}
 {{- default (printf "%s-%s" (include "rlhf.fullname" $root) (index . 1)) (index $root.Values.storage (index . 1)).existingClaim -}}
 {{- end -}}
 
-{{/* On the node of the API's pod: a claim that one node may write needs it, others do not mind. */}}
+{{/* The pods of the API, for an affinity. */}}
+{{- define "rlhf.apiTerm" -}}
+{{- dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" (include "rlhf.selector" (list . "api") | fromYaml)) | toJson -}}
+{{- end -}}
+
+{{/* On the node of the API's pod, where a claim that one node may mount needs it. */}}
 {{- define "rlhf.besideApi" -}}
-{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" (include "rlhf.selector" (list . "api") | fromYaml)) }}
-podAffinity:
-  {{- if include "rlhf.oneNode" . }}
-  requiredDuringSchedulingIgnoredDuringExecution: [{{ toJson $term }}]
-  {{- else }}
-  preferredDuringSchedulingIgnoredDuringExecution: [{{ toJson (dict "weight" 1 "podAffinityTerm" $term) }}]
-  {{- end }}
+{{- if include "rlhf.oneNode" . }}
+affinity:
+  podAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution: [{{ include "rlhf.apiTerm" . }}]
+{{- end }}
 {{- end }}
 
-{{/* "true" where a claim that the chart makes can be mounted on one node only. */}}
+{{/* "true" where the claim that the chart makes for data can be mounted on one node only. */}}
 {{- define "rlhf.oneNode" -}}
-{{- range $storage := list .Values.storage.runs .Values.storage.data -}}
-{{- if and (not $storage.existingClaim) (not (has "ReadWriteMany" $storage.accessModes)) -}}true{{- end -}}
+{{- if hasKey .Values.storage "runs" -}}
+{{- fail "storage.runs: there is no such claim any more; runs are kept in the exchange (exchange.url), leave it out" -}}
 {{- end -}}
+{{- if and (not .Values.storage.data.existingClaim) (not (has "ReadWriteMany" .Values.storage.data.accessModes)) -}}true{{- end -}}
 {{- end -}}
 
 {{- define "rlhf.podSecurity" -}}
@@ -207,8 +216,7 @@ spec:
       {{- with .Values.runner.tolerations }}
       tolerations: {{ toJson . }}
       {{- end }}
-      affinity:
-        {{- include "rlhf.besideApi" . | nindent 8 }}
+      {{- include "rlhf.besideApi" . | nindent 6 }}
       containers:
         - name: runner
           image: {{ include "rlhf.image" (list . "orchestrator") }}
@@ -234,7 +242,7 @@ spec:
 
 {{- define "rlhf.volumes" -}}
 - name: runs
-  persistentVolumeClaim: {claimName: {{ include "rlhf.claim" (list . "runs") }}}
+  emptyDir: {}
 - name: data
   persistentVolumeClaim: {claimName: {{ include "rlhf.claim" (list . "data") }}, readOnly: true}
 - name: tmp

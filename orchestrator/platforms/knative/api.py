@@ -147,6 +147,10 @@ def batch(namespace: str, kind: str, name: str = "") -> str:
     return _path("/apis/batch/v1", namespace, kind, name)
 
 
+def coordination(namespace: str, kind: str, name: str = "") -> str:
+    return _path("/apis/coordination.k8s.io/v1", namespace, kind, name)
+
+
 def serving(namespace: str, kind: str, name: str = "") -> str:
     return _path("/apis/serving.knative.dev/v1", namespace, kind, name)
 
