@@ -112,8 +112,12 @@ def test_what_is_lost_with_a_node_is_in_the_store(tmp_path: Path) -> None:
     held = tmp_path / "held"
     reward = tmp_path / "data" / "reward.py"
     assert command("run", job.file, "--run-dir", tmp_path / "undisturbed").returncode == 0
-    wait = f"    import os, time\n    while os.path.exists({str(held)!r}): time.sleep(0.01)\n    return"
+    committed = str(tmp_path / "store" / "*" / "journal" / "000002*")
+    wait = f"""    import glob, os, time
+    while os.path.exists({str(held)!r}) and glob.glob({committed!r}): time.sleep(0.01)
+    return"""
     reward.write_text(reward.read_text().replace("    return", wait, 1))
+    held.touch()
     pods = Pods(tmp_path / "pods", f"dir://{tmp_path}/store")
     body, headers = job.file.read_text(), {"Content-Type": "application/toml", "Idempotency-Key": "one"}
 
@@ -124,8 +128,7 @@ def test_what_is_lost_with_a_node_is_in_the_store(tmp_path: Path) -> None:
         made = first.post("/v1/jobs", content=body, headers=headers)
         assert made.status_code == 201, made.text
         id = made.json()["id"]
-        wait_for(at(first, 1), what="a step")
-        held.touch()
+        wait_for(at(first, 2), what="a step")
     shutil.rmtree(tmp_path / "first")
     with answering(tmp_path, pods, "second", job.directory) as second:
         assert second.get(f"/v1/jobs/{id}").json()["state"] == "running"
