@@ -10,24 +10,23 @@ before stays. Read once more it does no harm: it says what is, not what was done
 Not mirrored: links, and what begins with a dot.
 """
 
-import json
 import os
-import re
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO
 
 import xxhash
 
 from functions.exchange.base import Buffer, Exchange, ExchangeError, NotFound
 from orchestrator.base.errors import Fenced, RunError
 from orchestrator.base.files import nofollow, writing
+from orchestrator.run.changes import Change, Entry, tree
 
 FAN, LEVELS = 100, 4
 KEPT = 2
@@ -47,28 +46,6 @@ class Overtaken(RunError):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """Of one file in a change."""
-
-    path: str
-    start: int = 0
-    size: int | None = None
-    """None: it is gone."""
-    at: str = ""
-    """Where its pieces lie; "": its bytes are in the change."""
-
-    @classmethod
-    def of(cls, path: Any, start: Any, size: Any, at: Any) -> Self:
-        """As it came: a job's own code may have written it. Raises ValueError."""
-        parts = str(path).encode().decode().split("/")  # no half of a character
-        if any(part in ("", ".", "..") or "\0" in part for part in parts) or not re.fullmatch("[0-9a-f]*", at):
-            raise ValueError(f"{path!r} at {at!r}")
-        if not 0 <= int(start) <= (int(start) if size is None else int(size)):
-            raise ValueError(f"{path!r} from {start!r} to {size!r}")
-        return cls("/".join(parts), int(start), None if size is None else int(size), str(at))
-
-
-@dataclass(frozen=True)
 class Seen:
     """A file as the log has it."""
 
@@ -81,17 +58,6 @@ class Seen:
 
 def _stamp(stat: os.stat_result) -> tuple[int, int, int]:
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
-
-
-def tree(directory: Path, below: str = "") -> Iterator[str]:
-    """The files that are mirrored where nothing else is said."""
-    with suppress(FileNotFoundError), os.scandir(directory / below) as found:
-        for entry in found:
-            if not entry.name.startswith("."):
-                if entry.is_dir(follow_symlinks=False):
-                    yield from tree(directory, f"{below}{entry.name}/")
-                elif entry.is_file(follow_symlinks=False):
-                    yield f"{below}{entry.name}"
 
 
 class Mirror:
@@ -173,25 +139,20 @@ class Mirror:
 
     def _take(self, data: bytes, number: int, touched: set[str]) -> list[tuple[int, dict[str, int]]]:
         """One change, after which the next is `number`; what `_count` says."""
-        line = data.find(b"\n") + 1
         try:
-            told = json.loads(data[:line])
-            by, at = str(told["by"]), float(told["time"])
-            entries = [Entry.of(*entry) for entry in told["files"]]
-        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-            raise RunError(f"{self._name}: before {number}: not a change ({error!r})") from error
-        own = by == self._by != ""
-        if self._begun and not own and by.startswith(RUNNER):
+            change = Change.decode(data)
+        except ValueError as error:
+            raise RunError(f"{self._name}: before {number}: not a change ({error})") from error
+        own = change.by == self._by != ""
+        if self._begun and not own and change.by.startswith(RUNNER):
             raise Fenced(f"{self._name}: another orchestrator has taken this run over; this one's files stay here")
-        for entry in entries:
-            end = line if entry.size is None or entry.at else line + entry.size - entry.start
+        for entry, new in change.files:
             if not own:  # what is our own is here, and may have grown since
                 touched.add(entry.path)
                 if entry.path not in self._kept:
-                    self._write(entry, memoryview(data)[line:end])
-            line = end
-        self.changed_at = at
-        return self._count(entries, number)
+                    self._write(entry, new)
+        self.changed_at = change.made_at
+        return self._count([entry for entry, _ in change.files], number)
 
     def _write(self, entry: Entry, data: memoryview) -> None:
         path = self.directory / entry.path
@@ -254,7 +215,7 @@ class Mirror:
         not in the log. Raises Overtaken where another has written one of them since the last pull."""
         with self._lock:
             entries = [Entry(path, size=None if data is None else len(data)) for path, data in files.items()]
-            data = b"".join(self._change(entries, [data or b"" for data in files.values()]))
+            data = b"".join(Change.encode(self._by, entries, [data or b"" for data in files.values()]))
             while True:
                 stale = time.monotonic() > self._looked_s + FRESH_S
                 number = self.number
@@ -281,7 +242,7 @@ class Mirror:
         return not entries or self._append(entries, parts, seen)
 
     def _append(self, entries: list[Entry], parts: list[bytes], seen: dict[str, Seen]) -> bool:
-        if not self._put(self.number, b"".join(self._change(entries, parts))):
+        if not self._put(self.number, b"".join(Change.encode(self._by, entries, parts))):
             self.pull()
             return False
         for entry in entries:
@@ -310,10 +271,6 @@ class Mirror:
                 return False
         self._looked_s = put_s
         return True
-
-    def _change(self, entries: Iterable[Entry], parts: Iterable[bytes]) -> list[bytes]:
-        told = {"by": self._by, "time": time.time(), "files": [astuple(entry) for entry in entries]}
-        return [json.dumps(told).encode() + b"\n", *parts]
 
     def _changes(self, whole: bool) -> Iterator[tuple[Entry, bytes, Seen]]:
         paths = sorted(self._paths(self.directory))
@@ -413,7 +370,7 @@ class Mirror:
                             self._seen[path] = Seen()
             entries.append(entry)
             parts.append(data)
-        self._store.put(key, self._change(entries, parts))
+        self._store.put(key, Change.encode(self._by, entries, parts))
 
     def _note(self, path: str) -> None:
         """What lies here under the path is what the log has."""

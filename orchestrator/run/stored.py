@@ -23,8 +23,9 @@ from functions.exchange.scoped import runs_root
 from orchestrator.base.errors import Away, ConfigError, Fenced, RunError
 from orchestrator.base.outages import LIMIT_S
 from orchestrator.job.config import JobConfig
+from orchestrator.run.changes import tree
 from orchestrator.run.directory import PROFILE, RunDirectory
-from orchestrator.run.mirror import RUNNER, Mirror, tree
+from orchestrator.run.mirror import RUNNER, Mirror
 
 FILES = ".files"
 """In a directory of runs, the bundles."""

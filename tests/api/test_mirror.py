@@ -16,7 +16,8 @@ import pytest
 from functions.exchange.base import Exchange, Unavailable
 from functions.exchange.open import open_exchange
 from orchestrator.base.errors import Fenced, RunError
-from orchestrator.run.mirror import RUNNER, Mirror, Overtaken, tree
+from orchestrator.run.changes import tree
+from orchestrator.run.mirror import RUNNER, Mirror, Overtaken
 from tests.exchange.conftest import credentials, moto_server, redis_server  # noqa: F401  # fixtures
 from tests.exchange.servers import MotoServer, RedisServer
 
