@@ -431,6 +431,13 @@ class Cluster:
                 self._decide(pod.revision)
                 self._reconcile(pod.revision)
 
+    def cut_off(self, name: str) -> None:
+        """A pod's readiness probe fails from now on; nobody but its owner would do anything about it."""
+        pod = self.pods[name]
+        pod.ready = False
+        pod.value["status"]["conditions"] = conditions(False)
+        self._tell("MODIFIED", pod.value)
+
     async def _terminate(self, pod: Pod, short: bool) -> None:
         if not pod.started:
             return

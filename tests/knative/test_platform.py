@@ -313,6 +313,22 @@ def test_a_replica_that_is_cut_off_is_replaced(control_plane: Start) -> None:
     run(test())
 
 
+def test_a_replica_that_is_cut_off_between_calls_is_replaced(control_plane: Start) -> None:
+    """The next call waits for it at the activator: no attempt of ours is ever lost."""
+    plane = control_plane()
+
+    async def test() -> None:
+        async with knative(plane, timing=replace(FAST, lost_s=0.5)) as platform:
+            await platform.scale("count", 1)
+            await answer(platform, count("a"))
+            [name] = plane.ask(lambda cluster: list(cluster.pods))
+            plane.ask(lambda cluster: cluster.cut_off(name))
+            assert (await answer(platform, count("b")))[-1].kind == "done"
+            assert name not in plane.ask(lambda cluster: list(cluster.pods))
+
+    run(test())
+
+
 def test_a_request_that_went_astray_is_made_again(control_plane: Start) -> None:
     """Queued at a busy replica while another is idle: no attempt is lost by it."""
     plane = control_plane()

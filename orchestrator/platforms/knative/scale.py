@@ -53,6 +53,9 @@ class Timing:
     """How long its controllers take at least to see a Deployment's new scale."""
     pending_s: float = 300.0
     """How long a function may be without any replica for a reason that may pass."""
+    lost_s: float = 15.0
+    """How long a replica that was ready may be ready no more, before another takes its place: it is cut off, or stuck.
+    Knative keeps it, and requests wait for it."""
     failed_starts: int = 3
     astray_s: float = 10.0
     """How long a request may wait while a replica is idle. An activator that pods have answered too late, on a busy
@@ -140,12 +143,13 @@ class Scaler:
     async def _settle(self) -> float | None:
         """One look; returns in how many seconds the next is due, if nothing happens before."""
         function = self._function
-        wait_s = self._judge()
+        lost, lost_s = self._lost()
+        wait_s = min((s for s in (self._judge(), lost_s) if s is not None), default=None)
         target = max(function.wanted, function.calling)
         held_s = self._held_s() if target == 0 else 0.0
         try:
             await self._gate(up=True)
-            await self._delete(list(self._aside))
+            await self._delete([*self._aside, *lost])
             if held_s == math.inf:  # should it never start, Knative gives it up sooner by itself
                 if function.applied:
                     await self._patch(0)
@@ -187,6 +191,12 @@ class Scaler:
 
     def _live(self) -> list[Pod]:
         return [pod for pod in self._pods.of(self._function.spec.name) if pod.live]
+
+    def _lost(self) -> tuple[list[Pod], float | None]:
+        """Replicas that are ready no more, and no call of ours is on, whose time is over; when that of the next is."""
+        pods = [p for p in self._live() if p.state == "starting" and p.ready_s is not None and p.reason is None]
+        left_s = {pod: pod.since_s + self._timing.lost_s - now_s() for pod in pods}
+        return [pod for pod in pods if left_s[pod] <= 0], min((s for s in left_s.values() if s > 0), default=None)
 
     async def _patch(self, minimum: int) -> None:
         """Of the Revision, where it stays; then of its PodAutoscaler, which would get it 0.1 s later.
