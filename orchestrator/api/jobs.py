@@ -192,9 +192,10 @@ class Jobs:
                 if id not in self._configs or not (directory / "run.json").exists():
                     self._configs[id] = RunDirectory.open(directory).job
                 file = self._summaries.setdefault(id, SummaryFile(directory / "events.jsonl"))
+                desired = Desired.read(directory)  # before who is alive, as a launch writes them the other way round
                 alive = id in self._alive or RunDirectory(directory).holder() is not None
                 now = self._nows.setdefault(id, NowFile(directory / NOW)).read()
-                return Job(id, Desired.read(directory), self._configs[id], replace(file.read()), alive, now)
+                return Job(id, desired, self._configs[id], replace(file.read()), alive, now)
         except (FileNotFoundError, OrchestratorError):
             if (directory / "run.json").exists():
                 raise
@@ -347,9 +348,9 @@ class Jobs:
     def _launch(self, job: Job) -> None:
         self.kept.hand_over(job.id)
         desired = replace(job.desired, why="", launches=job.desired.launches + 1, launched_after=job.summary.last_id)
+        self._alive |= {job.id}
         self._save(job.id, desired)
         self.launcher.start(job.id, desired.launches)
-        self._alive |= {job.id}
 
     def _close(self, id: str) -> None:
         """It was cancelled while no orchestrator was there to say so."""

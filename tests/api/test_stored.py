@@ -245,6 +245,23 @@ def test_servers_know_what_the_others_were_told(tmp_path: Path, root: Path, pods
     assert [path.name for path in (tmp_path / "one").iterdir() if not path.name.startswith(".")] == []
 
 
+def test_a_job_that_is_being_launched_runs(tmp_path: Path, root: Path) -> None:
+    """And is not "interrupted" to who asks in that moment."""
+    seen: list[str] = []
+
+    class Looks(Threads):
+        def start(self, job: str, launch: int) -> None:
+            with ThreadPoolExecutor(1) as pool:  # as another request does
+                seen.append(pool.submit(jobs.get, job).result(60).state)
+            super().start(job, launch)
+
+    pods = Looks(tmp_path / "pods", f"dir://{tmp_path}/store")
+    jobs = server(tmp_path, pods, "one")
+    submitted(jobs, root, pods.url)
+    jobs.tick()
+    assert seen == ["running"]
+
+
 def test_releases_in_one_store_do_not_see_each_other(tmp_path: Path, root: Path, pods: Threads) -> None:
     one = server(tmp_path, pods, "one")
     id, _ = submitted(one, root, pods.url)

@@ -165,8 +165,9 @@ class ControlPlane:
         if request.headers["content-type"] == "application/apply-patch+yaml":
             assert request.query_params["fieldManager"]
             return JSONResponse(cluster.apply_service(body))
-        assert request.headers["content-type"] == "application/merge-patch+json"
-        return JSONResponse(cluster.patch(kind, name, body))
+        how = request.headers["content-type"]
+        assert how in ("application/merge-patch+json", "application/strategic-merge-patch+json")
+        return JSONResponse(cluster.patch(kind, name, body, strategic="strategic" in how))
 
     async def _watch(self, seen: int, selector: str) -> AsyncIterator[bytes]:
         cluster = self.cluster

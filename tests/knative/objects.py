@@ -168,7 +168,7 @@ class Cluster:
             "address": {"url": f"http://{host}"},
         }
 
-    def patch(self, kind: str, name: str, patch: Json) -> Json:
+    def patch(self, kind: str, name: str, patch: Json, *, strategic: bool = False) -> Json:
         if kind == "podautoscalers":
             if name not in self.revisions:
                 raise Refused(404, f'podautoscalers "{name}" not found')
@@ -187,7 +187,7 @@ class Cluster:
         if kind == "services" and any(key.startswith("autoscaling") for key in annotations_of(patch)):
             raise Refused(400, "validation failed: invalid key name: metadata.annotations.autoscaling.knative.dev")
         changed = copy.deepcopy(value)
-        merge(changed, patch)
+        merge(changed, patch, strategic=strategic)
         if kind == "revisions":
             annotations = changed["metadata"]["annotations"]
             low, high = int(annotations.get(MIN, "0")), int(annotations.get(MAX, "0"))
@@ -201,6 +201,7 @@ class Cluster:
         if kind == "pods":
             self._tell("MODIFIED", value)
             if name in self.pods:  # else it is a node agent's
+                self._release(value)
                 self._reconcile(self.pods[name].revision)  # one that has lost its label is replaced
         return value
 
@@ -282,6 +283,13 @@ class Cluster:
         if revision.replicas == 0:
             self._decide(revision)
 
+    def _release(self, pod: Json) -> None:
+        """The ReplicaSet lets go what has lost its label."""
+        owners = pod["metadata"]["ownerReferences"]
+        if HASH not in pod["metadata"]["labels"] and any(owner.get("controller") for owner in owners):
+            pod["metadata"]["ownerReferences"] = [owner for owner in owners if not owner.get("controller")]
+            self._tell("MODIFIED", pod)
+
     def _reconcile(self, revision: Revision) -> None:
         """The ReplicaSet: not ready ones first, then the cheapest, busy or not."""
         live = revision.owned
@@ -299,7 +307,12 @@ class Cluster:
         uid = next(self.uids)
         name = f"{revision.name}-deployment-{uid:05d}"
         value: Json = {
-            "metadata": {"name": name, "labels": dict(revision.template["metadata"]["labels"]), "annotations": {}},
+            "metadata": {
+                "name": name,
+                "labels": dict(revision.template["metadata"]["labels"]),
+                "annotations": {},
+                "ownerReferences": [{"kind": "ReplicaSet", "uid": f"{revision.name}-deployment", "controller": True}],
+            },
             "spec": copy.deepcopy(revision.template["spec"]),
             "status": {"phase": "Pending", "conditions": []},
         }

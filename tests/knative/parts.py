@@ -42,13 +42,15 @@ class Refused(Exception):
         self.status, self.message = status, message
 
 
-def merge(into: Json, patch: Json) -> None:
-    """RFC 7386."""
+def merge(into: Json, patch: Json, *, strategic: bool = False) -> None:
+    """RFC 7386; or Kubernetes' own, which adds owners to those that are there."""
     for key, value in patch.items():
         if value is None:
             into.pop(key, None)
         elif isinstance(value, dict):
-            merge(into.setdefault(key, {}), value)
+            merge(into.setdefault(key, {}), value, strategic=strategic)
+        elif strategic and key == "ownerReferences":
+            into[key] = [*into.get(key, ()), *copy.deepcopy(value)]
         else:
             into[key] = copy.deepcopy(value)
 

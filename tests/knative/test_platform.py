@@ -278,7 +278,7 @@ def test_a_pod_set_aside_goes_with_the_lease(control_plane: Start) -> None:
     def expire(cluster: Cluster) -> None:
         [(_, name)] = [key for key in cluster.objects if key[0] == "jobs"]
         [pod] = cluster.pods
-        cluster.patch("pods", pod, manifests.set_aside(cluster.objects["jobs", name]))
+        cluster.patch("pods", pod, manifests.set_aside(cluster.objects["jobs", name]), strategic=True)
         cluster.delete("jobs", name, None)
 
     async def test() -> None:
@@ -309,6 +309,27 @@ def test_a_replica_that_is_cut_off_is_replaced(control_plane: Start) -> None:
                     os.kill(pid, signal.SIGSTOP)
                     stopped = True
             assert seen == [[0], [1], [2]]
+
+    run(test())
+
+
+def test_a_replicaset_owns_what_was_taken_out_of_it_until_it_lets_go(control_plane: Start) -> None:
+    """It may have sent a deletion of its own a moment before, and starts nothing until it has seen a pod of its own end
+    (seen on a cluster: the job stood still)."""
+    plane = control_plane()
+
+    async def test() -> None:
+        async with knative(plane) as platform:
+            await platform.scale("count", 1)
+            await answer(platform, count("a"))
+            [pod] = plane.ask(lambda cluster: list(cluster.pods))
+            await platform.scale("count", 0)
+            await eventually(lambda: pod not in plane.ask(lambda cluster: list(cluster.pods)))
+            events = plane.ask(lambda cluster: cluster.events)
+            told = [value["metadata"] for _, _, value in events if value["metadata"]["name"] == pod]
+            aside = [meta["ownerReferences"] for meta in told if manifests.TEMPLATE_HASH not in meta["labels"]]
+            assert [owner["kind"] for owner in aside[0]] == ["ReplicaSet", "Job"]
+            assert [owner["kind"] for owner in aside[-1]] == ["Job"]
 
     run(test())
 

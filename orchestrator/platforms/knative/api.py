@@ -17,6 +17,7 @@ from orchestrator.platforms.base import PlatformError
 Json = dict[str, Any]
 
 MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 """Server-side apply; JSON is YAML."""
 REQUEST_S = 30.0
@@ -64,8 +65,9 @@ class KubeApi:
     def create(self, path: str, body: Json) -> Json:
         return self._json("POST", path, body)
 
-    def merge(self, path: str, patch: Json) -> Json:
-        return self._json("PATCH", path, patch, content_type=MERGE)
+    def merge(self, path: str, patch: Json, *, strategic: bool = False) -> Json:
+        """`strategic`: lists as Kubernetes' own kinds have them, by their keys; else they are replaced."""
+        return self._json("PATCH", path, patch, content_type=STRATEGIC if strategic else MERGE)
 
     def apply(self, path: str, body: Json, manager: str) -> Json:
         """Creates the object, or brings it in line with `body`."""

@@ -392,9 +392,12 @@ def annotate(annotations: Json) -> Json:
 
 
 def set_aside(lease_job: Json) -> Json:
-    """The patch that takes a pod out of its ReplicaSet, and gives it to the lease, so that somebody's it is.
+    """The patch (a strategic one) that takes a pod out of its ReplicaSet, and gives it to the lease, so that somebody's
+    it is. The autoscaler still counts it: that goes by `serving.knative.dev/revisionUID`.
 
-    The autoscaler still counts it: that goes by `serving.knative.dev/revisionUID`.
+    The ReplicaSet is its owner, too, until it lets go by itself: it may be deleting this pod just now, as it knows no
+    better yet, and would start none again unless it sees one of its own end (kubernetes, pkg/controller:
+    replicaset/replica_set.go, updatePod; controller_utils.go, ExpectationsTimeout).
     """
     patch = owned_by(lease_job)
     patch["metadata"]["labels"] = {TEMPLATE_HASH: None}

@@ -270,7 +270,7 @@ class Scaler:
         self._aside.add(pod)
         with contextlib.suppress(ApiError):  # then the ReplicaSet has it: it may take a whole drain
             path = core(self._namespace, "pods", pod.name)
-            await asyncio.to_thread(self._api.merge, path, manifests.set_aside(self._owner()))
+            await asyncio.to_thread(self._api.merge, path, manifests.set_aside(self._owner()), strategic=True)
 
     async def _settled(self, target: int) -> None:
         """Until the ReplicaSet has taken back what it put in the place of pods set aside."""
