@@ -208,16 +208,16 @@ def test_the_books(seen: Seen) -> None:
 def test_replicas_over_time(seen: Seen) -> None:
     shown = {f["name"]: f for f in seen.page["replicas"][0]["functions"]}
     for name in PRICES:
-        lives = sorted((s["start"], s["stop"], s["lane"]) for s in seen.lives(name))
-        told = sorted((life[1], life[4], life[5]) for life in shown[name]["lives"])
-        assert [lane for *_, lane in told] == [lane for *_, lane in lives]
-        assert np.allclose([times for *times, _ in told], [times for *times, _ in lives], atol=2e-4, rtol=0)
+        lives = sorted((s["lane"], s["start"], s["stop"]) for s in seen.lives(name))
+        told = sorted((life[5], life[1], life[4]) for life in shown[name]["lives"])
+        assert [lane for lane, *_ in told] == [lane for lane, *_ in lives]
+        assert np.allclose([times for _, *times in told], [times for _, *times in lives], atol=2e-4, rtol=0)
         assert len(shown[name]["calls"]) == sum(s["group"] == name and s["name"] != "replica" for s in seen.spans)
         counts = {f["name"]: f for f in seen.page["replicas"][-1]["functions"]}[name]["counts"]
         whole = seen.page["replicas"][-1]
         width = (whole["to_s"] - whole["from_s"]) / len(counts["busy"])
         alive = sum(sum(column) for column in counts.values()) * width
-        assert alive == pytest.approx(sum(b - a for a, b, _ in lives), rel=0.01)
+        assert alive == pytest.approx(sum(b - a for _, a, b in lives), rel=0.01)
 
 
 def test_plans(seen: Seen) -> None:
