@@ -142,10 +142,8 @@ class Jobs:
         with self._lock:
             id, files = unique_name(config.name), dict[str, bytes | None]()
             if key is not None:
-                path, digest = (
-                    f"{KEYS}/{hashlib.sha256(key.encode()).hexdigest()}.json",
-                    hashlib.sha256(body).hexdigest(),
-                )
+                path = f"{KEYS}/{hashlib.sha256(key.encode()).hexdigest()}.json"
+                digest = hashlib.sha256(body).hexdigest()
                 id = self._claimed(path, key, digest) or id
                 if id in self._ids():
                     return self.get(id), False

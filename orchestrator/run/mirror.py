@@ -23,7 +23,7 @@ from typing import IO
 
 import xxhash
 
-from functions.exchange.base import Buffer, Exchange, ExchangeError, NotFound
+from functions.exchange.base import Buffer, Data, Exchange, ExchangeError, NotFound
 from orchestrator.base.errors import Fenced, RunError
 from orchestrator.base.files import nofollow, writing
 from orchestrator.run.changes import Change, Entry, tree
@@ -242,7 +242,7 @@ class Mirror:
         return not entries or self._append(entries, parts, seen)
 
     def _append(self, entries: list[Entry], parts: list[bytes], seen: dict[str, Seen]) -> bool:
-        if not self._put(self.number, b"".join(Change.encode(self._by, entries, parts))):
+        if not self._put(self.number, Change.encode(self._by, entries, parts)):
             self.pull()
             return False
         for entry in entries:
@@ -259,7 +259,7 @@ class Mirror:
         self._join(self._count(entries, self.number + 1))
         return True
 
-    def _put(self, number: int, data: bytes) -> bool:
+    def _put(self, number: int, data: Data) -> bool:
         """Whether this is the change of that number now."""
         put_s = time.monotonic()
         if self._store.put_if_absent(self._key(0, number), data) is None:
