@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from orchestrator.api.leader import LEADS_S, LEASE_S, RENEW_S, Leader
 from orchestrator.platforms.knative.api import ApiError, KubeApi
 from tests.api.test_kubernetes import LEASE, Cluster, cluster  # noqa: F401  # a fixture
+from tests.support.kubeconfig import kubeconfig
 
 
 class Clock:
@@ -27,12 +27,7 @@ def clock() -> Clock:
 @pytest.fixture
 def servers(cluster: Cluster, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Leader]:  # noqa: F811
     address = f"http://127.0.0.1:{cluster.server_address[1]}"
-    config = {
-        "clusters": [{"name": "c", "cluster": {"server": address}}], "users": [{"name": "u", "user": {}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}], "current-context": "x",
-    }  # fmt: skip
-    (tmp_path / "kubeconfig").write_text(json.dumps(config))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, address)))
     return [Leader(KubeApi(), "rl", "api", f"pod-{number}", clock) for number in range(2)]
 
 

@@ -26,6 +26,7 @@ from tests.api.conftest import JOB
 from tests.api.test_kubernetes import TEMPLATE, Cluster, cluster  # noqa: F401  # a fixture
 from tests.exchange.conftest import credentials, fresh_redis, moto_server  # noqa: F401  # fixtures
 from tests.exchange.servers import MotoServer, RedisServer
+from tests.support.kubeconfig import kubeconfig
 
 ROLE = "arn:aws:iam::123456789012:role/jobs"
 Made = Callable[..., KubernetesLauncher]
@@ -37,12 +38,7 @@ def server(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for name in [name for name in os.environ if name.startswith(("REDIS_", "AWS_"))]:
         monkeypatch.delenv(name)
     address = f"http://127.0.0.1:{cluster.server_address[1]}"
-    config = {
-        "clusters": [{"name": "c", "cluster": {"server": address}}], "users": [{"name": "u", "user": {}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}], "current-context": "x",
-    }  # fmt: skip
-    (tmp_path / "kubeconfig").write_text(json.dumps(config))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, address)))
     clients = []
 
     def made(url: str, role: str = "") -> KubernetesLauncher:

@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from tests.knative.objects import Cluster
 from tests.knative.parts import SPEED, Json, Pod, Refused, Revision
+from tests.support.kubeconfig import kubeconfig
 
 T = TypeVar("T")
 PREFIXES = {
@@ -96,14 +97,7 @@ class ControlPlane:
         assert not self._thread.is_alive()
 
     def kubeconfig(self) -> Path:
-        path = self.root / "kubeconfig"
-        path.write_text(json.dumps({
-            "apiVersion": "v1", "kind": "Config", "current-context": "stand-in",
-            "contexts": [{"name": "stand-in", "context": {"cluster": "stand-in", "user": "u"}}],
-            "clusters": [{"name": "stand-in", "cluster": {"server": self.api_url}}],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-        }))  # fmt: skip
-        return path
+        return kubeconfig(self.root, self.api_url)
 
     def ask(self, question: Callable[[Cluster], T]) -> T:
         """Runs `question` in the cluster's loop."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +16,7 @@ from orchestrator.platforms.knative.api import KubeApi
 from orchestrator.platforms.knative.manifests import JobContext
 from orchestrator.platforms.knative.watch import PodWatch
 from tests.knative.conftest import Start
+from tests.support.kubeconfig import kubeconfig
 
 CONTEXT = JobContext("job", "dir:///x", "job", 600.0, KnativeConfig(image="functions"))
 pytestmark = pytest.mark.timeout(60)
@@ -53,13 +53,7 @@ class Answers(BaseHTTPRequestHandler):
 def test_a_thread_that_dies_ends_the_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    config = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "it", "users": [{"name": "it", "user": {}}],
-        "clusters": [{"name": "it", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}],
-        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-    }  # fmt: skip
-    (tmp_path / "kubeconfig").write_text(json.dumps(config))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, f"http://127.0.0.1:{server.server_address[1]}")))
 
     async def run() -> None:
         watch = PodWatch(KubeApi(None), CONTEXT, lambda _kind, _value: None)
